@@ -1,0 +1,37 @@
+"""What several test modules share: the literal program solved by scipy, the judge of every fast layer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+from scipy.sparse.linalg import splu
+
+from cutslots.graph import Program
+
+torch.set_num_threads(1)  # the suite runs in several processes
+
+
+def solve_literal(program: Program, c: np.ndarray, gamma: float | np.ndarray) -> np.ndarray:
+    """z (..., variables) of the program for objectives c (..., variables), by a sparse LU of the whole KKT system."""
+    m, n = program.A.shape
+    G = sparse.diags_array(np.broadcast_to(np.asarray(gamma, dtype=float), (n,)))
+    kkt = sparse.csc_matrix(sparse.block_array([[G, program.A.T], [program.A, None]]))
+    flat = c.reshape(-1, n)
+    rhs = np.concatenate([-flat, np.broadcast_to(program.b, (len(flat), m))], axis=1)
+    return splu(kkt).solve(rhs.T)[:n].T.reshape(c.shape)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
