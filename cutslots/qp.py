@@ -1,0 +1,308 @@
+"""The equality-constrained quadratic program as a layer (the paper's eq. 4 to 6).
+
+    minimise 1/2 z'Gz + c'z  subject to  Az = b            [ G  A' ] [ z      ]   [ -c ]
+    with G = gamma I or a positive diagonal                [ A  0  ] [ lambda ] = [  b ]
+
+A and G are fixed, so S = A G^-1 A' is factored once; each solve is then two triangular substitutions:
+
+    S lambda = -(A G^-1 c + b),   z = -G^-1 (c + A' lambda).
+
+The solution is linear in (c, b) and its matrix is symmetric, so the backward pass is the same solve once more, and so
+are derivatives of any order. `linear_map` says exactly that to autograd; the cuts use it too.
+
+The paper prints gamma ||z||^2 in one place and G = gamma I in another, which differ by a factor of two in gamma. We
+take G = gamma I, the one its solution formula uses.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from scipy import sparse
+from torch import Tensor, nn
+
+Map = Callable[[Tensor], Tensor]
+
+
+class _LinearMap(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, apply: Map, adjoint: Map) -> Tensor:
+        if not torch.is_autocast_enabled(x.device.type):
+            return apply(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return apply(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Map, Map], output: Tensor) -> None:
+        _, ctx.map, ctx.adjoint = inputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _LinearMap.apply(grad, ctx.adjoint, ctx.map), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None, None], x: Tensor, apply: Map, adjoint: Map) -> tuple[Tensor, int]:
+        return _LinearMap.apply(x.movedim(in_dims[0], 0), apply, adjoint), 0
+
+
+# torch asks for this signature on every call, and computing it costs more than a small cut.
+_LinearMap.forward.__signature__ = inspect.signature(_LinearMap.forward)  # type: ignore[attr-defined]
+
+
+def linear_map(x: Tensor, apply: Map, adjoint: Map) -> Tensor:
+    """`apply(x)`, differentiated through `adjoint` instead of through the operations inside.
+
+    Both act on trailing dimensions and accept any leading ones. Nothing is kept for the backward pass.
+    """
+    return _LinearMap.apply(x, apply, adjoint)
+
+
+class Precomputed(nn.Module):
+    """A layer whose fixed numbers are computed in float64 and rounded to the layer's precision.
+
+    They are made again, never cast, when the layer moves: a float32 layer turned with `.double()` is as exact as one
+    made in float64. A layer turned to half precision keeps float32 inside. Nothing of this enters the state dict.
+    """
+
+    _like: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("_like", torch.empty(0), persistent=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if self._like.dtype == torch.float64 else torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        return self._like.device
+
+    def precompute(self) -> None:
+        """Makes the fixed numbers for `self.device` and `self.dtype`."""
+        raise NotImplementedError
+
+    def cast(self, name: str, x: Tensor) -> Tensor:
+        """Half precision becomes float32; any other mismatch with the layer is the caller's to resolve."""
+        if x.dtype == self.dtype:
+            return x
+        if x.dtype in (torch.float16, torch.bfloat16):
+            return x.to(self.dtype)
+        turn = {torch.float32: ".float()", torch.float64: ".double()"}.get(x.dtype)
+        advice = f"turn the layer with {turn}, or cast {name}" if turn else f"cast {name} to {self.dtype}"
+        raise TypeError(f"{name} has dtype {x.dtype}, but the {type(self).__name__} is {self.dtype}: {advice}")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Precomputed:
+        before = self._like
+        super()._apply(fn, recurse)
+        if self._like is not before:
+            self.precompute()
+        return self
+
+
+class Factor(Protocol):
+    """A factored symmetric positive definite matrix; `factor(rhs)` solves for rhs (n, any number of columns)."""
+
+    def __call__(self, rhs: Tensor) -> Tensor: ...
+
+
+class DenseFactor:
+    def __init__(self, matrix: np.ndarray, device: torch.device, dtype: torch.dtype) -> None:
+        L, failed = torch.linalg.cholesky_ex(torch.as_tensor(matrix, dtype=torch.float64))
+        if failed:
+            raise np.linalg.LinAlgError("not positive definite")
+        self.L = L.to(device, dtype)
+
+    def __call__(self, rhs: Tensor) -> Tensor:
+        return torch.cholesky_solve(rhs, self.L)
+
+
+class SparseFactor:
+    """Sparse Cholesky by cholespy (CHOLMOD on the CPU, its own kernels on CUDA)."""
+
+    COLUMNS = 128  # the most right-hand sides cholespy takes at a time on CUDA
+
+    def __init__(self, matrix: sparse.spmatrix, device: torch.device, dtype: torch.dtype) -> None:
+        import cholespy
+
+        coo = sparse.coo_array(matrix)
+        row, col = (torch.as_tensor(i.astype(np.int32), device=device) for i in (coo.row, coo.col))
+        data = torch.as_tensor(coo.data.astype(np.float64), device=device)
+        solver = cholespy.CholeskySolverD if dtype == torch.float64 else cholespy.CholeskySolverF
+        try:
+            self.solver = solver(coo.shape[0], row, col, data, cholespy.MatrixType.COO)
+        except ValueError as error:  # "Matrix is not positive definite!"
+            raise np.linalg.LinAlgError(str(error)) from None
+
+    def __call__(self, rhs: Tensor) -> Tensor:
+        pieces = rhs.split(self.COLUMNS, dim=1) if rhs.is_cuda else (rhs,)
+        return torch.cat([self._solve(piece.contiguous()) for piece in pieces], dim=1)
+
+    def _solve(self, rhs: Tensor) -> Tensor:
+        out = torch.zeros_like(rhs)
+        if rhs.numel():
+            self.solver.solve(rhs, out)
+        return out
+
+
+class Solution(NamedTuple):
+    z: Tensor
+    dual: Tensor
+
+
+class EqualityQP(Precomputed):
+    """min 1/2 z'Gz + c'z subject to Az = b, differentiable in c and in b.
+
+    `A` (m, n) is a dense array or tensor (dense Cholesky) or a scipy or torch sparse matrix (sparse Cholesky); `gamma`
+    is one positive number or n of them, the diagonal of G.
+
+    >>> qp = EqualityQP(A=[[1.0, 1.0, 1.0]], b=[1.0], gamma=1.0)
+    >>> qp(torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
+    tensor([[ 0.3333,  0.3333,  0.3333],
+            [-0.3333,  0.6667,  0.6667]])
+    """
+
+    def __init__(self, A: Any, b: Any, gamma: Any = 0.5) -> None:
+        super().__init__()
+        self._A = _matrix(A)
+        m, n = self._A.shape
+        self._b = _finite("b", _numpy(b))
+        self._gamma = _finite("gamma", _numpy(gamma))
+        if self._b.shape != (m,):
+            raise ValueError(
+                f"b has shape {self._b.shape}, but A is {m} x {n}: expected ({m},), one entry per row of A"
+            )
+        if self._gamma.shape not in ((), (n,)):
+            raise ValueError(f"gamma has shape {self._gamma.shape}; expected one number or {n}, the columns of A")
+        if not (self._gamma > 0).all():
+            raise ValueError(f"gamma holds {self._gamma.min():g}; expected positive numbers only")
+        self.precompute()
+
+    def precompute(self) -> None:
+        if self.device.type == "meta":
+            return
+        A, gamma = self._A, np.broadcast_to(self._gamma, self._A.shape[1:])
+        self._factor = _factored_rows(A, gamma, self.device, self.dtype)
+        as_tensor = sparse_tensor if sparse.issparse(A) else torch.as_tensor
+        self.A, self.At = (as_tensor(M).to(self.device, self.dtype) for M in (A, A.T))
+        self.b = torch.as_tensor(self._b, device=self.device, dtype=self.dtype)
+        self.gamma = torch.as_tensor(gamma.copy(), device=self.device, dtype=self.dtype)
+
+    def forward(self, c: Tensor, b: Tensor | None = None) -> Tensor:
+        """The minimiser z (..., n) for c (..., n); b (..., m) replaces the layer's own."""
+        return self.solve(c, b).z
+
+    def solve(self, c: Tensor, b: Tensor | None = None) -> Solution:
+        """The minimiser and the dual variables lambda of Gz + c + A'lambda = 0."""
+        m, n = self._A.shape
+        c = self._checked("c", c, n)
+        b = self.b if b is None else self._checked("b", b, m)
+        batch = torch.broadcast_shapes(c.shape[:-1], b.shape[:-1])
+        rhs = torch.cat([-c.expand(*batch, n), b.expand(*batch, m)], dim=-1)
+        return Solution(*linear_map(rhs, self._kkt, self._kkt).split([n, m], dim=-1))
+
+    def _kkt(self, rhs: Tensor) -> Tensor:
+        """Solves the symmetric system at the top of this file for rhs (..., n + m)."""
+        m, n = self._A.shape
+        flat = rhs.reshape(rhs.shape[:-1].numel(), n + m).T
+        c, b = -flat[:n], flat[n:]
+        G = self.gamma[:, None]
+        dual = self._factor(-(self.A @ (c / G) + b))
+        z = -(c + self.At @ dual) / G
+        return torch.cat([z, dual]).T.reshape(rhs.shape)
+
+    def _checked(self, name: str, x: Tensor, size: int) -> Tensor:
+        m, n = self._A.shape
+        if not x.ndim or x.shape[-1] != size:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, but A is {m} x {n}: expected (..., {size})")
+        x = self.cast(name, x)
+        if not torch.isfinite(x).all():
+            raise ValueError(f"{name} holds NaN or infinity; expected finite numbers")
+        return x
+
+    def extra_repr(self) -> str:
+        m, n = self._A.shape
+        kind = "sparse" if sparse.issparse(self._A) else "dense"
+        return f"{n} variables, {m} constraints, {kind} A"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_factor", "A", "At")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.precompute()
+
+
+def _factored_rows(A: Any, gamma: np.ndarray, device: torch.device, dtype: torch.dtype) -> Factor:
+    """Factors A G^-1 A', or says which rows of A depend on one another."""
+    is_sparse = sparse.issparse(A)
+    S = A @ sparse.diags_array(1 / gamma) @ A.T if is_sparse else (A / gamma) @ A.T
+    kind = SparseFactor if is_sparse else DenseFactor
+    tolerance = 1e-13 if dtype == torch.float64 else 1e-6
+    try:
+        factor = kind(S, device, dtype)
+        weak = _null_vector(factor, S, tolerance, device, dtype)
+    except np.linalg.LinAlgError:
+        ridge = 1e-9 * (S.diagonal().max() or 1.0)
+        shifted = S + ridge * (sparse.eye_array(A.shape[0]) if is_sparse else np.eye(A.shape[0]))
+        weak = _null_vector(kind(shifted, device, torch.float64), S, 1.0, device, torch.float64)
+    if weak is not None:
+        rows = np.flatnonzero(np.abs(weak) > 0.1 * np.abs(weak).max())
+        listed = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
+        what = f"row {listed} is" if len(rows) == 1 else f"a combination of rows {listed} is"
+        raise ValueError(
+            f"A ({A.shape[0]} x {A.shape[1]}) has dependent rows: {what} zero or nearly so; "
+            "drop a redundant constraint, or give it a slack variable of its own"
+        )
+    return factor
+
+
+def _null_vector(
+    factor: Factor, S: Any, tolerance: float, device: torch.device, dtype: torch.dtype
+) -> np.ndarray | None:
+    """A vector x with |Sx| under tolerance |S| |x|, if inverse iteration finds one."""
+    x = np.random.default_rng(0).standard_normal((S.shape[0], 1))
+    for _ in range(3):
+        x = factor(torch.as_tensor(x, device=device, dtype=dtype)).double().cpu().numpy()
+        x = x / np.abs(x).max()
+    small = np.linalg.norm(S @ x) <= tolerance * S.diagonal().max() * np.linalg.norm(x)
+    return x.ravel() if small else None
+
+
+def _matrix(A: Any) -> Any:
+    """A as a float64 numpy array or a scipy csr array."""
+    if isinstance(A, Tensor) and A.layout != torch.strided:
+        coo = A.detach().cpu().to_sparse_coo().coalesce()
+        A = sparse.coo_array((coo.values().numpy(), tuple(coo.indices().numpy())), shape=tuple(coo.shape))
+    A = sparse.csr_array(A, dtype=np.float64) if sparse.issparse(A) else _numpy(A)
+    if A.ndim != 2 or 0 in A.shape:
+        raise ValueError(f"A has shape {A.shape}; expected a matrix (constraints, variables) with at least one of each")
+    if A.shape[0] > A.shape[1]:
+        raise ValueError(f"A is {A.shape[0]} x {A.shape[1]}: more constraints than variables; drop the redundant ones")
+    _finite("A", A.data if sparse.issparse(A) else A)
+    return A
+
+
+def _numpy(x: Any) -> np.ndarray:
+    return np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x, dtype=np.float64)
+
+
+def _finite(name: str, x: np.ndarray) -> np.ndarray:
+    bad = np.size(x) - int(np.isfinite(x).sum())
+    if bad:
+        raise ValueError(
+            f"{name} holds {bad} NaN or infinite {'entry' if bad == 1 else 'entries'}; expected finite numbers"
+        )
+    return x
+
+
+def sparse_tensor(A: Any) -> Tensor:
+    """A scipy matrix as a torch CSR tensor."""
+    A = sparse.csr_array(A)
+    with warnings.catch_warnings(action="ignore"):  # torch calls its CSR layout beta, once
+        return torch.sparse_csr_tensor(A.indptr, A.indices, A.data, A.shape)
