@@ -1,0 +1,91 @@
+"""Bipartite matching as a differentiable layer (the paper's section 3.2, its appendix and algorithm 3).
+
+The regularised program, for a cost c (rows, cols) and with variables d for the pairs, p and s for every node:
+
+    minimise <c, d> + gamma/2 (|d|^2 + |p|^2 + |s|^2)
+    subject to  sum_v d_uv + p_u + s_u = 1,   sum_u d_uv + p_v + s_v = 1.
+
+The paper prints the constraint per edge, p_u + d_uv + s_u = 1; with one slack per node that would force all d_uv of a
+node to be equal, so we read the sum over the node's edges, which is the relaxation of matching. A A' is then
+[[(cols + 2) I, 11'], [11', (rows + 2) I]], and the program has a closed form in O(rows cols).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Matched(NamedTuple):
+    """All variables of the program; the slack of a node equals its p."""
+
+    d: Tensor  # (..., rows, cols)
+    p_rows: Tensor  # (..., rows)
+    p_cols: Tensor  # (..., cols)
+
+
+class Matching(nn.Module):
+    """The edge variables d of a regularised bipartite matching, closed form, differentiable to any order.
+
+    d is affine in the cost and not confined to [0, 1]: follow it with a softmax, as `match_slots` does.
+
+    >>> Matching(2, 2)(torch.tensor([[-1.0, 0.0], [0.0, -1.0]]))
+    tensor([[ 7., -3.],
+            [-3.,  7.]])
+    """
+
+    def __init__(self, rows: int, cols: int, gamma: float = 0.1) -> None:
+        super().__init__()
+        if rows < 1 or cols < 1:
+            raise ValueError(f"rows and cols are {rows} and {cols}; expected at least one node on each side")
+        if not (math.isfinite(gamma) and gamma > 0):
+            raise ValueError(f"gamma is {gamma}; expected a positive number")
+        self.rows, self.cols, self.gamma = rows, cols, float(gamma)
+
+    def forward(self, cost: Tensor) -> Tensor:
+        """d (..., rows, cols) for cost (..., rows, cols)."""
+        return self.solve(cost).d
+
+    def solve(self, cost: Tensor) -> Matched:
+        """d and the node variables p."""
+        if cost.shape[-2:] != (self.rows, self.cols):
+            raise ValueError(f"cost has shape {tuple(cost.shape)}; expected (..., {self.rows}, {self.cols})")
+        if not cost.is_floating_point():
+            raise TypeError(f"cost has dtype {cost.dtype}; expected a floating-point tensor")
+        if cost.dtype in (torch.float16, torch.bfloat16):
+            cost = cost.float()
+        k1, k2 = self.rows, self.cols
+        scaled = cost / self.gamma
+        r1, r2 = -scaled.sum(-1) - 1, -scaled.sum(-2) - 1
+        # (k2 + 2) l_u + sum l_v = r_u and (k1 + 2) l_v + sum l_u = r_v, summed: two equations for the two sums.
+        R1, R2 = r1.sum(-1, keepdim=True), r2.sum(-1, keepdim=True)
+        det = 2 * (k1 + k2 + 2)
+        sum1, sum2 = ((k1 + 2) * R1 - k1 * R2) / det, ((k2 + 2) * R2 - k2 * R1) / det
+        l1, l2 = (r1 - sum2) / (k2 + 2), (r2 - sum1) / (k1 + 2)
+        return Matched(-scaled - l1.unsqueeze(-1) - l2.unsqueeze(-2), -l1, -l2)
+
+    def extra_repr(self) -> str:
+        return f"{self.rows}, {self.cols}, gamma={self.gamma}"
+
+
+class MatchedSlots(NamedTuple):
+    slots: Tensor  # (..., K1, D), slot j of t for every slot i of s
+    weights: Tensor  # (..., K1, K2), rows sum to one
+
+
+def match_slots(s: Tensor, t: Tensor, gamma: float = 0.1, temperature: float = 1.0) -> MatchedSlots:
+    """Pairs every slot of s (..., K1, D) with one of t (..., K2, D): the paper's algorithm 3.
+
+    The cost is -<s_i, t_j>; the program's d, divided by the temperature, passes a softmax over j; the paired slot is
+    the mean of t under those weights. The scale of the slots acts like 1/temperature: normalise them if it drifts.
+    """
+    if s.ndim < 2 or t.ndim < 2 or s.shape[-1] != t.shape[-1]:
+        raise ValueError(f"s and t have shapes {tuple(s.shape)} and {tuple(t.shape)}; expected (..., K, D) with one D")
+    if not temperature > 0:
+        raise ValueError(f"temperature is {temperature}; expected a positive number")
+    cost = -s @ t.transpose(-1, -2)
+    weights = torch.softmax(Matching(s.shape[-2], t.shape[-2], gamma)(cost) / temperature, dim=-1).to(t.dtype)
+    return MatchedSlots(weights @ t, weights)

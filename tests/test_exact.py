@@ -1,0 +1,75 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cutslots import Graph, exact
+
+
+def brute_force(graph, w):
+    """The least weight over all sides that hold the source and not the sink."""
+    free = [v for v in range(graph.num_vertices) if v not in (graph.source, graph.sink)]
+    best = np.inf
+    for chosen in itertools.product([False, True], repeat=len(free)):
+        side = np.zeros(graph.num_vertices, dtype=bool)
+        side[graph.source], side[free] = True, chosen
+        best = min(best, exact.cut_value(graph, w, side))
+    return best
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(3, 7), st.integers(0, 12), st.integers(0, 2**32 - 1))
+def test_min_cut_by_flow_by_lp_and_by_trying_all(vertices, edges, seed):
+    rng = np.random.default_rng(seed)
+    graph = Graph(rng.integers(0, vertices, (edges, 2)), vertices, 0, vertices - 1)
+    w = rng.exponential(size=edges)
+    best = brute_force(graph, w)
+    by_flow, by_lp = exact.min_cut(graph, w), exact.min_cut_lp(graph, w)
+    assert np.isclose(by_flow.value, best, rtol=1e-6, atol=1e-9)
+    assert np.isclose(by_lp.value, best, atol=1e-7)
+    assert by_flow.side[0] and not by_flow.side[-1] and by_lp.side[0] and not by_lp.side[-1]
+
+
+def test_a_picture_by_hand():
+    """Left column tied to the source, right to the sink, the middle bridge cheapest between columns 1 and 2."""
+    graph = Graph.grid((1, 4))
+    right, left = [5.0, 1.0, 5.0], [5.0, 1.0, 5.0]
+    w = np.array([*right, *left, 9, 0, 0, 0, 0, 0, 0, 9.0])
+    cut = exact.min_cut(graph, w)
+    assert cut.side[:4].tolist() == [True, True, False, False] and cut.value == 1.0
+
+
+def test_flow_and_lp_agree_on_a_grid(rng):
+    graph = Graph.grid((9, 11))
+    w = rng.exponential(size=graph.num_edges)
+    assert np.isclose(exact.min_cut(graph, w).value, exact.min_cut_lp(graph, w).value, rtol=1e-6)
+
+
+def test_nothing_to_cut():
+    graph = Graph.grid((2, 2))
+    assert exact.min_cut(graph, np.zeros(16)).value == 0
+
+
+def test_min_matching(rng):
+    cost = rng.standard_normal((2, 4, 4))
+    d = exact.min_matching(cost)
+    for c, x in zip(cost, d, strict=True):
+        best = min(c[np.arange(4), list(perm)].sum() for perm in itertools.permutations(range(4)))
+        assert np.isclose((c * x).sum(), best) and (x.sum(0) == 1).all() and (x.sum(1) == 1).all()
+    assert exact.min_matching(cost[0, :2]).sum() == 2
+
+
+def test_bad_input(rng):
+    graph = Graph.grid((2, 2))
+    with pytest.raises(ValueError, match=r"w has shape \(3,\); expected \(16,\)"):
+        exact.min_cut(graph, np.zeros(3))
+    with pytest.raises(ValueError, match="w holds -1; a minimum cut needs weights of at least zero"):
+        exact.min_cut(graph, -np.ones(16))
+    with pytest.raises(ValueError, match="w holds NaN or infinity"):
+        exact.min_cut_lp(graph, np.full(16, np.nan))
+    with pytest.raises(ValueError, match="cost holds NaN or infinity"):
+        exact.min_matching(np.full((2, 2), np.inf))
+    with pytest.raises(ValueError, match=r"cost has shape \(2,\)"):
+        exact.min_matching(np.zeros(2))

@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck, gradgradcheck
+
+from cutslots import EqualityQP, Matching, exact, match_slots
+from cutslots.graph import matching_program
+from tests.conftest import DEVICES, solve_literal
+
+SIZES = [(1, 1), (1, 4), (3, 3), (5, 2), (12, 12)]
+
+
+@pytest.mark.parametrize("rows, cols", SIZES)
+@pytest.mark.parametrize("gamma", [0.1, 1.0])
+def test_equals_the_literal_program(rows, cols, gamma, rng):
+    program = matching_program(rows, cols)
+    cost = rng.standard_normal((4, rows, cols))
+    c = program.objective(cost.reshape(4, -1))
+    z = EqualityQP(program.A, program.b, gamma).double()(torch.tensor(c)).numpy()
+    assert np.abs(z - solve_literal(program, c, gamma)).max() < 1e-9
+    ours = Matching(rows, cols, gamma).solve(torch.tensor(cost))
+    p = torch.cat([ours.p_rows, ours.p_cols], -1).numpy()
+    assert np.abs(ours.d.flatten(1).numpy() - z[:, program.blocks["d"]]).max() < 1e-10
+    assert np.abs(p - z[:, program.blocks["p"]]).max() < 1e-10
+    assert np.abs(p - z[:, program.blocks["s"]]).max() < 1e-10
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients(device):
+    matching = Matching(3, 4)
+    cost = torch.randn(2, 3, 4, dtype=torch.float64, device=device, requires_grad=True)
+    assert gradcheck(matching, cost) and gradgradcheck(lambda c: matching(c.square()).square(), cost)
+
+
+def test_vmap_and_compile():
+    matching, cost = Matching(3, 4), torch.randn(5, 3, 4)
+    assert torch.allclose(torch.func.vmap(matching)(cost), matching(cost), atol=1e-5)
+    assert torch.allclose(torch.compile(matching, fullgraph=True)(cost), matching(cost), atol=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 2**32 - 1))
+def test_permuting_the_nodes_permutes_the_answer(rows, cols, seed):
+    rng = np.random.default_rng(seed)
+    cost = torch.tensor(rng.standard_normal((rows, cols)))
+    i, j = rng.permutation(rows), rng.permutation(cols)
+    d = Matching(rows, cols)(cost)
+    assert torch.allclose(Matching(rows, cols)(cost[i][:, j]), d[i][:, j], atol=1e-9)
+    assert torch.allclose(Matching(cols, rows)(cost.T), d.T, atol=1e-9)
+
+
+def test_match_slots_recovers_a_shuffle():
+    slots = torch.nn.functional.normalize(torch.randn(4, 8, 64), dim=-1)
+    order = torch.stack([torch.randperm(8) for _ in range(4)])
+    shuffled = slots.gather(1, order[..., None].expand_as(slots))
+    matched = match_slots(slots, shuffled, temperature=0.1)
+    assert torch.equal(matched.weights.argmax(-1), order.argsort(-1))
+    assert (matched.weights.max(-1).values > 0.99).all()
+    assert torch.allclose(matched.slots, slots, atol=0.05)
+    assert torch.allclose(matched.weights.sum(-1), torch.ones(4, 8))
+
+
+def test_match_slots_reaches_both_sides():
+    s, t = torch.randn(2, 3, 5, requires_grad=True), torch.randn(2, 6, 5, requires_grad=True)
+    slots, weights = match_slots(s, t)
+    assert slots.shape == (2, 3, 5) and weights.shape == (2, 3, 6)
+    assert all((g != 0).any() for g in torch.autograd.grad(slots.square().sum(), (s, t)))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 6), st.integers(0, 2**32 - 1))
+def test_follows_the_exact_matching_when_it_is_clear(k, seed):
+    """A cost whose best matching wins by a wide margin: the relaxed answer hardens to the exact one."""
+    rng = np.random.default_rng(seed)
+    cost = rng.uniform(0, 0.1, (k, k))
+    cost[np.arange(k), rng.permutation(k)] -= 1
+    d = Matching(k, k)(torch.tensor(cost))
+    assert np.array_equal(torch.nn.functional.one_hot(d.argmax(-1), k).numpy(), exact.min_matching(cost))
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="rows and cols are 0 and 3"):
+        Matching(0, 3)
+    with pytest.raises(ValueError, match="gamma is -1; expected a positive number"):
+        Matching(3, 3, gamma=-1)
+    with pytest.raises(ValueError, match=r"cost has shape \(2, 4, 3\); expected \(..., 3, 4\)"):
+        Matching(3, 4)(torch.zeros(2, 4, 3))
+    with pytest.raises(TypeError, match=r"cost has dtype torch\.int64"):
+        Matching(2, 2)(torch.zeros(2, 2, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"s and t have shapes \(3, 4\) and \(3, 5\)"):
+        match_slots(torch.zeros(3, 4), torch.zeros(3, 5))
+    with pytest.raises(ValueError, match="temperature is 0; expected a positive number"):
+        match_slots(torch.zeros(3, 4), torch.zeros(3, 4), temperature=0)
