@@ -1,0 +1,262 @@
+"""Scenes as a dataset: by number, by batch on any device, or from a cache in memory or on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from torch import Tensor
+from torch.utils.data import Dataset
+
+import cutslots
+from cutslots.scenes import materials, physics, shapes
+from cutslots.scenes.draw import COLOURS, FAMILIES, SPLITS, draw
+from cutslots.scenes.render import Rendered, render
+from cutslots.scenes.world import World
+
+TOGETHER = 128  # scenes drawn and rendered at once
+LENGTH = {"train": 50_000, "val": 1_000, "test": 1_000}
+
+
+class Sample(NamedTuple):
+    """Scenes with a leading frame axis where the family moves. Batches lead with B."""
+
+    image: Tensor  # (B, [F,] 3, size, size) uint8
+    mask: Tensor  # (B, [F,] size, size) uint8, 0 for the ground, else the number of the object
+
+
+class Scenes(Dataset[Sample]):
+    """Scene i of (family, split, seed), the same bytes alone, in a batch, in any process.
+
+    Families: plain, textured, ood, camo, moving. Splits: train, val, test; a number means another scene in each.
+
+    >>> scenes = Scenes("textured", split="train", size=32)
+    >>> image, mask = scenes[7]
+    >>> image.shape, mask.shape, len(scenes)
+    (torch.Size([3, 32, 32]), torch.Size([32, 32]), 50000)
+    >>> scenes.render([0, 7], device="cpu").image.shape
+    torch.Size([2, 3, 32, 32])
+    """
+
+    def __init__(
+        self, family: str, split: str = "train", size: int = 128, seed: int = 0, count: int | None = None
+    ) -> None:
+        if family not in FAMILIES:
+            raise ValueError(f"family is {family!r}; expected one of {', '.join(FAMILIES)}")
+        if split not in SPLITS:
+            raise ValueError(f"split is {split!r}; expected one of {', '.join(SPLITS)}")
+        if not 1 <= size <= 2048:
+            raise ValueError(f"size is {size}; expected a side of 1 to 2048 pixels")
+        if seed < 0:
+            raise ValueError(f"seed is {seed}; expected zero or more")
+        if count is not None and count < 0:
+            raise ValueError(f"count is {count}; expected zero or more")
+        self.family, self.split, self.size, self.seed = family, split, size, seed
+        self.count = LENGTH[split] if count is None else count
+
+    @property
+    def frames(self) -> int:
+        """1, or the number of frames of a moving scene."""
+        return FAMILIES[self.family].frames
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Sample:
+        sample = self.render([index])
+        return Sample(sample.image[0], sample.mask[0])
+
+    def render(self, indices: Sequence[int] | np.ndarray, device: torch.device | str = "cpu") -> Sample:
+        """A batch, made on the device it is wanted on."""
+        pieces = [np.asarray(indices)[i : i + TOGETHER] for i in range(0, max(len(indices), 1), TOGETHER)]
+        if torch.device(device).type == "cpu":
+            made = [render(self.world(piece), self.size, device) for piece in pieces]
+        else:  # the CPU draws the next scenes while the device renders these
+            with ThreadPoolExecutor(2) as pool:
+                made = [render(world, self.size, device) for world in pool.map(self.world, pieces)]
+        parts = (torch.cat(part) for part in list(zip(*made, strict=True))[:2])
+        return Sample(*(x[:, 0] if self.frames == 1 else x for x in parts))
+
+    def world(self, indices: Sequence[int] | np.ndarray) -> World:
+        """What the scenes hold, as arrays."""
+        indices = np.asarray(indices, dtype=np.int64).reshape(-1)
+        wrong = indices[(indices < 0) | (indices >= self.count)]
+        if len(wrong):
+            raise IndexError(f"scene {wrong[0]} is out of range: {self.family} {self.split} has {self.count}")
+        return draw(self.family, self.split, self.seed, indices)
+
+    def describe(self, indices: Sequence[int] | np.ndarray) -> tuple[Sample, list[dict[str, Any]]]:
+        """A batch on the CPU and, for each scene, its ground truth as plain values."""
+        world = self.world(indices)
+        made = render(world, self.size)
+        sample = Sample(*(x[:, 0] if self.frames == 1 else x for x in made[:2]))
+        return sample, [self._truth(int(i), world, row, made) for row, i in enumerate(indices)]
+
+    def _truth(self, index: int, world: World, row: int, made: Rendered) -> dict[str, Any]:
+        colours = list(COLOURS)
+        objects = []
+        for k in range(world.count[row]):
+            each = {
+                "position": world.position[row, :, k],
+                "rotation": world.rotation[row, :, k],
+                "velocity": world.velocity[row, :, k],
+                "pixels": made.pixels[row, :, k].numpy(),
+                "visible": (made.pixels[row, :, k] / made.whole[row, :, k].clamp(min=1)).numpy(),
+            }
+            if self.frames == 1:
+                del each["velocity"]
+            objects.append(
+                {
+                    "id": k + 1,
+                    "shape": shapes.NAMES[world.shape[row, k]],
+                    "material": materials.NAMES[world.material[row, k + 1]],
+                    "colour": colours[world.colour[row, k]] if world.colour[row, k] >= 0 else None,
+                    "size": float(world.size[row, k]),
+                    **{name: np.round(v[0] if self.frames == 1 else v, 5).tolist() for name, v in each.items()},
+                }
+            )
+        return {
+            "index": index,
+            "family": self.family,
+            "split": self.split,
+            "seed": self.seed,
+            "ground": materials.NAMES[world.material[row, 0]],
+            "camera": {name: np.round(getattr(world, name)[row], 5).tolist() for name in ("camera", "target")},
+            **({"frames_a_second": physics.FRAMES_A_SECOND} if self.frames > 1 else {}),
+            "objects": objects,
+        }
+
+    def cache(
+        self, folder: str | Path | None = None, device: torch.device | str = "cpu", batch: int = 64, quiet: bool = False
+    ) -> Cached:
+        """All `count` scenes rendered once: in memory, or in a folder of memory-mapped files that later runs reuse.
+
+        Interrupted, it goes on where it stopped. A folder that holds other scenes is refused.
+        """
+        shape = (self.count, self.frames, self.size, self.size)
+        if folder is None:
+            images = np.empty((*shape[:2], 3, *shape[2:]), dtype=np.uint8)
+            masks = np.empty(shape, dtype=np.uint8)
+            self._fill(images, masks, 0, device, batch, quiet, lambda done: None)
+            return Cached(images, masks)
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        stamp = {
+            "family": self.family, "split": self.split, "seed": self.seed, "size": self.size, "count": self.count,
+            "version": cutslots.__version__,
+        }  # fmt: skip
+        state = _read_state(folder, stamp)
+        paths = folder / "images.npy", folder / "masks.npy"
+        images = _array(paths[0], (*shape[:2], 3, *shape[2:]), keep=state["done"] > 0)
+        masks = _array(paths[1], shape, keep=state["done"] > 0)
+
+        def save(done: int) -> None:
+            images.flush()
+            masks.flush()
+            write_atomically(folder / "cache.json", json.dumps({**stamp, "done": done}).encode())
+
+        if state["done"] < self.count:
+            self._fill(images, masks, state["done"], device, batch, quiet, save)
+        return Cached(*(np.load(path, mmap_mode="r") for path in paths))
+
+    def _fill(
+        self, images: np.ndarray, masks: np.ndarray, start: int, device: Any, batch: int, quiet: bool, save: Any
+    ) -> None:
+        batch = max(1, batch // self.frames)
+        with progress(quiet) as bar:
+            task = bar.add_task(
+                f"{self.family} {self.split} {self.size}x{self.size}", total=self.count, completed=start
+            )
+            for i in range(start, self.count, batch):
+                chosen = np.arange(i, min(i + batch, self.count))
+                made = render(self.world(chosen), self.size, device)
+                images[chosen], masks[chosen] = made.image.cpu().numpy(), made.mask.cpu().numpy()
+                save(int(chosen[-1]) + 1)
+                bar.advance(task, len(chosen))
+
+
+class Cached(Dataset[Sample]):
+    """Scenes that are already pictures; the same interface as `Scenes`."""
+
+    def __init__(self, images: np.ndarray, masks: np.ndarray) -> None:
+        self.images, self.masks = images, masks
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Sample:
+        sample = self.render([index])
+        return Sample(sample.image[0], sample.mask[0])
+
+    def render(self, indices: Sequence[int] | np.ndarray, device: torch.device | str = "cpu") -> Sample:
+        chosen = np.asarray(indices)
+        arrays = (torch.from_numpy(np.ascontiguousarray(a[chosen])) for a in (self.images, self.masks))
+        return Sample(*((x[:, 0] if x.shape[1] == 1 else x).to(device, non_blocking=True) for x in arrays))
+
+
+def _read_state(folder: Path, stamp: dict[str, Any]) -> dict[str, Any]:
+    path = folder / "cache.json"
+    if not path.exists():
+        return {"done": 0}
+    try:
+        state = json.loads(path.read_text())
+    except ValueError:
+        raise ValueError(f"{path} is not readable as JSON; delete the folder to make the cache again") from None
+    other = [name for name in stamp if state.get(name) != stamp[name]]
+    if other:
+        seen = ", ".join(f"{name} {state.get(name)}" for name in other)
+        wanted = ", ".join(f"{name} {stamp[name]}" for name in other)
+        raise ValueError(f"{folder} holds other scenes ({seen}; wanted {wanted}): choose another folder or delete it")
+    return state
+
+
+def progress(quiet: bool = False) -> Progress:
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, disable=quiet)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Makes what goes wrong with a file name it: a full disk does not by itself."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes to a temporary name first, so that a file with the right name is always whole."""
+    part = path.with_name(path.name + ".part")
+    with naming(path):
+        try:
+            part.write_bytes(content)
+            os.replace(part, path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def append_line(path: Path, line: bytes) -> None:
+    with naming(path), path.open("ab") as file:
+        file.write(line + b"\n")
+
+
+def _array(path: Path, shape: tuple[int, ...], keep: bool) -> np.memmap:
+    """A uint8 array in a file, opened again or made anew. Its room is taken at once: a map of a file that the disk
+    turns out too small for would end the process."""
+    with naming(path):
+        if keep:
+            return np.lib.format.open_memmap(path, mode="r+")
+        array = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
+        if hasattr(os, "posix_fallocate"):
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        return array

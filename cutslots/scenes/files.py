@@ -1,0 +1,139 @@
+"""Scenes as files, for people and for other programs.
+
+    images/000000.png       masks/000000.png (palette; the value is the object, 0 the ground)
+    scenes.jsonl            a line of ground truth for each scene
+    contact_sheet.png       the first scenes, each above its mask
+    generate.json           what was asked for, which is how an interrupted run knows what to go on with
+
+Moving scenes have a folder of frames in place of each file, and previews/000000.gif.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+import cutslots
+from cutslots.scenes.dataset import Scenes, append_line, progress, write_atomically
+
+SHEET = 16  # scenes on a contact sheet
+
+# 0 is black; neighbours in number differ in hue and, for readers who do not see hues, in lightness.
+PALETTE = np.array(
+    [(0, 0, 0)]
+    + [
+        [round(255 * c) for c in colorsys.hls_to_rgb(i * 0.381 % 1, (0.62, 0.42, 0.78)[i % 3], 0.7)] for i in range(255)
+    ],
+    dtype=np.uint8,
+)
+
+
+def generate(scenes: Scenes, out: Path, overwrite: bool = False, quiet: bool = False) -> None:
+    """Writes all scenes below `out`; goes on with what an interrupted run of the same request has left."""
+    request = {
+        "family": scenes.family, "split": scenes.split, "seed": scenes.seed, "size": scenes.size,
+        "count": len(scenes), "version": cutslots.__version__,
+    }  # fmt: skip
+    lines = _prepare(out, request, overwrite)
+    with progress(quiet) as bar:
+        task = bar.add_task(f"{scenes.family} {scenes.split}", total=len(scenes), completed=lines)
+        step = max(1, 16 // scenes.frames)
+        for i in range(lines, len(scenes), step):
+            chosen = np.arange(i, min(i + step, len(scenes)))
+            sample, facts = scenes.describe(chosen)
+            for index, image, mask, fact in zip(chosen, sample.image.numpy(), sample.mask.numpy(), facts, strict=True):
+                _write_scene(out, f"{index:06d}", image, mask)
+                # The line comes after its files: a scene that has one is whole.
+                append_line(out / "scenes.jsonl", json.dumps(fact).encode())
+                bar.advance(task)
+    write_atomically(out / "contact_sheet.png", _png(contact_sheet(scenes)))
+
+
+def _prepare(out: Path, request: dict[str, object], overwrite: bool) -> int:
+    """Makes the folders; how many scenes an earlier run of the same request has finished."""
+    stamp = out / "generate.json"
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file; expected a folder to write to")
+    if out.is_dir() and any(out.iterdir()):
+        same = stamp.exists() and _load(stamp) == request
+        if not same and not overwrite:
+            raise ValueError(f"{out} is not empty and holds something else; choose another folder or pass --overwrite")
+        if not same:
+            for child in out.iterdir():
+                shutil.rmtree(child) if child.is_dir() else child.unlink()
+    for name in ("images", "masks"):
+        (out / name).mkdir(parents=True, exist_ok=True)
+    write_atomically(stamp, json.dumps(request, indent=1).encode())
+    truth = out / "scenes.jsonl"
+    if not truth.exists():
+        return 0
+    whole = [line for line in truth.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    write_atomically(truth, b"".join(whole))  # an interrupted line is written again
+    return len(whole)
+
+
+def _load(path: Path) -> object:
+    try:
+        return json.loads(path.read_text())
+    except ValueError:
+        return None
+
+
+def _write_scene(out: Path, name: str, image: np.ndarray, mask: np.ndarray) -> None:
+    if image.ndim == 3:
+        write_atomically(out / "images" / f"{name}.png", _png(_picture(image)))
+        write_atomically(out / "masks" / f"{name}.png", _png(palette_image(mask)))
+        return
+    frames = [_picture(frame) for frame in image]
+    for kind, pictures in (("images", frames), ("masks", [palette_image(frame) for frame in mask])):
+        (out / kind / name).mkdir(exist_ok=True)
+        for f, picture in enumerate(pictures):
+            write_atomically(out / kind / name / f"{f:02d}.png", _png(picture))
+    (out / "previews").mkdir(exist_ok=True)
+    film = io.BytesIO()
+    frames[0].save(film, "GIF", save_all=True, append_images=frames[1:], duration=1000 // 12, loop=0)
+    write_atomically(out / "previews" / f"{name}.gif", film.getvalue())
+
+
+def _picture(image: np.ndarray) -> Image.Image:
+    return Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
+
+
+def palette_image(mask: np.ndarray) -> Image.Image:
+    """A mask (H, W) as an indexed picture, the value of a pixel being its object."""
+    picture = Image.fromarray(mask).convert("P")
+    picture.putpalette(PALETTE.tobytes())
+    return picture
+
+
+def _png(picture: Image.Image) -> bytes:
+    data = io.BytesIO()
+    picture.save(data, "PNG")
+    return data.getvalue()
+
+
+def contact_sheet(scenes: Scenes, columns: int = 8) -> Image.Image:
+    """The first scenes, or frames of the first moving ones, each above its mask."""
+    count = min(len(scenes), SHEET if scenes.frames == 1 else SHEET // columns)
+    size, gap = scenes.size, 2
+    if count == 0:
+        return Image.new("RGB", (size, size), "white")
+    sample = scenes.render(np.arange(count))
+    images, masks = sample.image.numpy(), sample.mask.numpy()
+    if scenes.frames > 1:
+        shown = np.linspace(0, scenes.frames - 1, columns).astype(int)
+        images, masks = images[:, shown].reshape(-1, 3, size, size), masks[:, shown].reshape(-1, size, size)
+    columns = min(columns, len(images))
+    rows = -(-len(images) // columns)
+    sheet = np.full((rows * 2 * (size + gap) - gap, columns * (size + gap) - gap, 3), 255, dtype=np.uint8)
+    for i, (image, mask) in enumerate(zip(images, masks, strict=True)):
+        y, x = (i // columns) * 2 * (size + gap), (i % columns) * (size + gap)
+        sheet[y : y + size, x : x + size] = image.transpose(1, 2, 0)
+        sheet[y + size + gap : y + 2 * size + gap, x : x + size] = PALETTE[mask]
+    return Image.fromarray(sheet)

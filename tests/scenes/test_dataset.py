@@ -1,0 +1,108 @@
+import hashlib
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from cutslots.scenes import FAMILIES, Scenes
+
+
+def digest(sample):
+    return hashlib.sha256(sample.image.numpy().tobytes() + sample.mask.numpy().tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_bytes_alone_in_a_batch_and_in_another_process(family):
+    scenes = Scenes(family, "val", size=24)
+    batch = scenes.render([3, 0, 7, 5])
+    alone = scenes[7]
+    assert torch.equal(batch.image[2], alone.image) and torch.equal(batch.mask[2], alone.mask)
+    code = (
+        "import sys, torch; torch.set_num_threads(2); from tests.scenes.test_dataset import *;"
+        f"print(digest(Scenes({family!r}, 'val', size=24)[7]))"
+    )
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == digest(alone)
+
+
+def test_workers_give_the_same():
+    scenes = Scenes("textured", size=16, count=8)
+    loaded = [x.image for x in DataLoader(scenes, batch_size=4, num_workers=2)]
+    assert torch.equal(torch.cat(loaded), scenes.render(range(8)).image)
+
+
+def test_ground_truth_matches_the_mask():
+    scenes = Scenes("textured", size=64)
+    sample, facts = scenes.describe([0, 1, 2])
+    for mask, fact in zip(sample.mask, facts, strict=True):
+        ids = {entry["id"] for entry in fact["objects"]}
+        assert set(mask.unique().tolist()) - {0} <= ids
+        for entry in fact["objects"]:
+            assert entry["pixels"] == int((mask == entry["id"]).sum()) and 0 <= entry["visible"] <= 1
+    assert json.loads(json.dumps(facts)) == facts
+
+
+def test_ids_persist_in_a_film():
+    sample, (fact,) = Scenes("moving", size=32).describe([0])
+    assert sample.image.shape == (1, 24, 3, 32, 32) and sample.mask.shape == (1, 24, 32, 32)
+    for entry in fact["objects"]:
+        where = np.array(entry["position"])
+        assert where.shape == (24, 3) and np.array(entry["velocity"]).shape == (24, 3)
+        assert entry["pixels"] == [int((frame == entry["id"]).sum()) for frame in sample.mask[0]]
+
+
+def test_cache_in_memory_and_on_disk(tmp_path):
+    scenes = Scenes("plain", size=16, count=5)
+    direct = scenes.render(range(5))
+    for cached in (scenes.cache(quiet=True), scenes.cache(tmp_path / "cache", batch=2, quiet=True)):
+        assert len(cached) == 5 and torch.equal(cached.render([4, 1]).image, direct.image[[4, 1]])
+        assert torch.equal(cached[3].mask, direct.mask[3])
+
+
+def test_an_interrupted_cache_goes_on(tmp_path, monkeypatch):
+    scenes = Scenes("plain", size=16, count=6)
+    calls = []
+    whole = Scenes.world
+
+    def failing(self, indices):
+        calls.append(list(indices))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return whole(self, indices)
+
+    monkeypatch.setattr(Scenes, "world", failing)
+    with pytest.raises(KeyboardInterrupt):
+        scenes.cache(tmp_path, batch=2, quiet=True)
+    cached = scenes.cache(tmp_path, batch=2, quiet=True)
+    assert calls == [[0, 1], [2, 3], [2, 3], [4, 5]]
+    monkeypatch.undo()
+    assert torch.equal(cached.render(range(6)).image, scenes.render(range(6)).image)
+    with pytest.raises(ValueError, match=r"holds other scenes \(seed 0; wanted seed 1\)"):
+        Scenes("plain", size=16, count=6, seed=1).cache(tmp_path)
+    (tmp_path / "cache.json").write_text("{")
+    with pytest.raises(ValueError, match="is not readable as JSON"):
+        scenes.cache(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"family": "clevr"}, "family is 'clevr'; expected one of plain, textured, ood, camo, moving"),
+        ({"family": "plain", "split": "dev"}, "split is 'dev'; expected one of train, val, test"),
+        ({"family": "plain", "size": 0}, "size is 0; expected a side of 1 to 2048 pixels"),
+        ({"family": "plain", "count": -1}, "count is -1; expected zero or more"),
+        ({"family": "plain", "seed": -1}, "seed is -1; expected zero or more"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Scenes(**arguments)
+
+
+def test_out_of_range():
+    with pytest.raises(IndexError, match="scene 3 is out of range: plain train has 3"):
+        Scenes("plain", count=3, size=8)[3]
