@@ -1,4 +1,4 @@
-# make demo   cuts a photograph and prints where the picture is
+# make demo   draws built-in scenes, cuts a photograph, and prints where the pictures are
 # make test   formatting, lint, types and all tests
 # make bench  every solver we know, side by side (see benchmarks/)
 #
@@ -10,6 +10,7 @@ BIN := .venv/bin
 .PHONY: demo test bench format clean
 
 demo: .venv/ready
+	$(BIN)/python examples/scene_families.py --out out/demo
 	$(BIN)/python examples/relaxed_and_exact.py --out out/demo
 
 test: .venv/ready

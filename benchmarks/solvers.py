@@ -248,12 +248,12 @@ def qpth_route(side: int, device: str) -> Route:
     n, N, edges = program.A.shape[1], side * side, Edges(side, device)
     Q = GAMMA * torch.eye(n, dtype=torch.float64, device=device)
     A, b = torch.as_tensor(program.A.toarray(), device=device), torch.as_tensor(program.b, device=device)
-    none = torch.empty(0, dtype=torch.float64, device=device)
+    always, true = torch.zeros(1, n).to(A), torch.ones(1).to(A)  # it wants an inequality: 0 z <= 1
 
     def layer(w: torch.Tensor) -> torch.Tensor:
         c = torch.zeros(len(w), n, dtype=torch.float64, device=device)
         c[:, program.blocks["d"]] = edges.rows(w).double()
-        return QPFunction(verbose=-1)(Q, c, none, none, A, b)[:, :N]
+        return QPFunction(verbose=-1)(Q, c, always, true, A, b)[:, :N]
 
     return autograd_route(layer)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["EqualityQP", "Graph", "GraphCut", "GridCut", "Matching", "exact", "graph", "match_slots"]
+__all__ = ["EqualityQP", "Graph", "GraphCut", "GridCut", "Matching", "Scenes", "exact", "graph", "match_slots"]
 
 _HOME = {
     "EqualityQP": "qp",
@@ -20,6 +20,7 @@ _HOME = {
     "GraphCut": "cut",
     "Matching": "matching",
     "match_slots": "matching",
+    "Scenes": "scenes",
 }
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from cutslots.graph import Graph
     from cutslots.matching import Matching, match_slots
     from cutslots.qp import EqualityQP
+    from cutslots.scenes import Scenes
 
 
 def __getattr__(name: str) -> Any:

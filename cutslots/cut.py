@@ -34,7 +34,7 @@ try:
 except ImportError:  # Triton comes with the CUDA builds of torch
     fused = None  # type: ignore[assignment]
 
-# Up to this side a cosine transform is a matrix product, beyond it an FFT (benchmarks/solvers.py measures both).
+# Up to this side a cosine transform is a matrix product, beyond it an FFT: about where the two are equally fast.
 PRODUCT_SIDE = {"cpu": 384, "cuda": 192}
 
 
@@ -164,6 +164,23 @@ class GridCut(Precomputed):
         """Bp on the edges, the terminals at zero: the adjoint of the divergence."""
         if self._kernels:
             return fused.differences(p)
+        if torch.compiler.is_compiling():
+            return self._differences_as_one_expression(p)
+        out = p.new_empty(*p.shape[: p.ndim - len(self.shape)], self.channels, *self.shape)
+        *neighbours, source, sink = out.unbind(-len(self.shape) - 1)
+        for axis, forth, back in zip(self.axes, neighbours[::2], neighbours[1::2], strict=True):
+            n = self.shape[axis] - 1
+            low, high = p.narrow(axis, 0, n), p.narrow(axis, 1, n)
+            torch.sub(low, high, out=forth.narrow(axis, 0, n))
+            torch.sub(high, low, out=back.narrow(axis, 1, n))
+            forth.narrow(axis, n, 1).zero_()
+            back.narrow(axis, 0, 1).zero_()
+        torch.neg(p, out=source)
+        sink.copy_(p)
+        return out
+
+    def _differences_as_one_expression(self, p: Tensor) -> Tensor:
+        """Nothing written in place: the compiler fuses this, where the above becomes a chain of copies."""
         channels = []
         for axis in self.axes:
             n = self.shape[axis] - 1
