@@ -477,7 +477,10 @@ def plot(cells: list[dict[str, Any]], floors: dict[int, float], device: str, pat
         of_method = [(c, seconds_of(c, "both", device)) for c in cells if c["method"] == method]
         points = [(c["side"], t / c["cuts"] * 1e3) for c, t in of_method if t]
         if points:
-            style = {"linewidth": 2.5, "color": "C0" if i == 0 else "C9"} if i < 2 else {"linewidth": 1.2}
+            ours = {"GridCut": "black", "GridCut, compiled": "grey"}.get(method)
+            style: dict[str, Any] = (
+                {"linewidth": 2.5, "color": ours} if ours else {"linewidth": 1.2, "color": f"C{i - 2}"}
+            )
             axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=4, label=method, **style)
     cuts = {c["side"]: c["cuts"] for c in cells}
     axes.plot(list(floors), [t / cuts[s] * 1e3 for s, t in floors.items()], "k:", label="floor (memory traffic)")
