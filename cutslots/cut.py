@@ -216,11 +216,11 @@ class GridCut(Precomputed):
         return q
 
     def _checked(self, w: Tensor) -> Tensor:
-        expected = (self.channels, *self.shape)
+        w, expected = self.cast("w", w), (self.channels, *self.shape)
         if w.shape[-len(expected) :] != expected:
             listed = ", ".join(map(str, expected))
             raise ValueError(f"w has shape {tuple(w.shape)}; a GridCut of {self.shape} expects (..., {listed})")
-        return self.cast("w", w)
+        return w
 
     def extra_repr(self) -> str:
         return f"{self.shape}, gamma={self.gamma}, reach={self.reach}, anchor={self.anchor}"
@@ -296,13 +296,13 @@ class GraphCut(Precomputed):
         return y.T.reshape(*x.shape[:-1], len(y))
 
     def _checked(self, w: Tensor) -> Tensor:
-        E = self.graph.num_edges
+        w, E = self.cast("w", w), self.graph.num_edges
         if not w.ndim or w.shape[-1] != E:
             raise ValueError(
                 f"w has shape {tuple(w.shape)}; this GraphCut expects (..., {E}), a weight for each edge"
                 + ("" if E == 0 or self.graph.num_vertices == self.num_vertices else ", then for source and sink")
             )
-        return self.cast("w", w)
+        return w
 
     def extra_repr(self) -> str:
         return f"{self.num_vertices} vertices, {self.graph.num_edges} edges, gamma={self.gamma}"

@@ -12,6 +12,8 @@ from scipy import optimize, sparse
 
 from cutslots.graph import Graph
 
+MOST = 2**30 - 1  # capacity: the flow is in int32, and a capacity less a flow the other way may be twice as much
+
 
 class ExactCut(NamedTuple):
     side: np.ndarray  # (vertices,) bool, True on the source's side
@@ -21,7 +23,7 @@ class ExactCut(NamedTuple):
 def min_cut(graph: Graph, w: Any) -> ExactCut:
     """A minimum s-t cut of the weights w (edges,), all at least zero, by maximum flow.
 
-    scipy's flow takes whole numbers, so weights are first rounded to 2^-30 of their sum at the source or the sink: the
+    scipy's flow takes whole numbers, so weights are first rounded to 2^-29 of their sum at the source or the sink: the
     cut returned is a minimum cut of weights that agree with w to that precision, and `value` is its weight under w.
     The side is the smallest one possible, the vertices that the residual graph still reaches from the source.
     """
@@ -29,9 +31,9 @@ def min_cut(graph: Graph, w: Any) -> ExactCut:
     tails, heads = graph.edges.T
     # No more can flow than leaves the source or enters the sink; an edge of twice that is never part of the cut.
     bound = 2 * min(w[tails == graph.source].sum(), w[heads == graph.sink].sum())
-    whole = np.rint(np.minimum(w, bound) * ((2**31 - 1) / bound)) if bound > 0 else w > 0
+    whole = np.rint(np.minimum(w, bound) * (MOST / bound)) if bound > 0 else w > 0
     capacity = sparse.coo_array((whole.astype(np.int64), (tails, heads)), shape=(graph.num_vertices,) * 2).tocsr()
-    capacity.data = np.minimum(capacity.data, 2**31 - 1)
+    capacity.data = np.minimum(capacity.data, MOST)
     capacity = sparse.csr_array(capacity, dtype=np.int32)
     flow = sparse.csgraph.maximum_flow(capacity, graph.source, graph.sink).flow
     residual = (capacity.astype(np.int64) - flow.astype(np.int64)) > 0
@@ -62,12 +64,12 @@ def min_cut_lp(graph: Graph, w: Any) -> ExactCut:
 def cut_value(graph: Graph, w: Any, side: np.ndarray) -> float:
     """The weight of the edges that lead from side to its complement."""
     tails, heads = graph.edges.T
-    return float(np.asarray(w)[side[tails] & ~side[heads]].sum())
+    return float(_numbers(w)[side[tails] & ~side[heads]].sum())
 
 
 def min_matching(cost: Any) -> np.ndarray:
     """The minimum-cost matching of cost (..., rows, cols) as 0/1 matrices; the smaller side is matched whole."""
-    cost = np.asarray(cost, dtype=np.float64)
+    cost = _numbers(cost)
     if cost.ndim < 2:
         raise ValueError(f"cost has shape {cost.shape}; expected (..., rows, cols)")
     if not np.isfinite(cost).all():
@@ -79,7 +81,7 @@ def min_matching(cost: Any) -> np.ndarray:
 
 
 def _checked_weights(graph: Graph, w: Any) -> np.ndarray:
-    w = np.asarray(w, dtype=np.float64)
+    w = _numbers(w)
     if w.shape != (graph.num_edges,):
         raise ValueError(f"w has shape {w.shape}; expected ({graph.num_edges},), a weight for each edge of the graph")
     if not np.isfinite(w).all():
@@ -89,3 +91,8 @@ def _checked_weights(graph: Graph, w: Any) -> np.ndarray:
             f"w holds {w.min():g}; a minimum cut needs weights of at least zero: clamp or shift them first"
         )
     return w
+
+
+def _numbers(x: Any) -> np.ndarray:
+    """Arrays, lists and tensors alike, in float64."""
+    return np.asarray(x.detach().cpu().double() if hasattr(x, "detach") else x, dtype=np.float64)

@@ -14,7 +14,7 @@ Edges that would leave the grid do not exist.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -155,17 +155,21 @@ def grid_edges(shape: Sequence[int]) -> np.ndarray:
 
 def checked_shape(shape: Sequence[int]) -> Shape:
     """The shape as a tuple, or a sentence on what is wrong with it."""
-    sides = tuple(shape)
+    sides = tuple(shape) if isinstance(shape, Iterable) else ()
     if len(sides) not in (2, 3) or not all(isinstance(n, int | np.integer) and n >= 1 for n in sides):
         raise ValueError(f"shape is {shape!r}; expected (H, W) or (T, H, W) with sides of at least 1")
     return tuple(int(n) for n in sides)
 
 
 def _checked_edges(edges: np.ndarray, num_vertices: int) -> np.ndarray:
+    if not isinstance(num_vertices, int | np.integer) or num_vertices < 1:
+        raise ValueError(f"num_vertices is {num_vertices!r}; expected a whole number of at least 1")
     edges = np.asarray(edges)
+    if edges.size == 0:
+        return np.zeros((0, 2), dtype=np.int64)
     if edges.ndim != 2 or edges.shape[1] != 2:
         raise ValueError(f"edges has shape {edges.shape}; expected (E, 2), the tail and the head of each edge")
-    if len(edges) and not np.issubdtype(edges.dtype, np.integer):
+    if not np.issubdtype(edges.dtype, np.integer):
         raise TypeError(f"edges has dtype {edges.dtype}; expected integers, the numbers of vertices")
     bad = np.flatnonzero(((edges < 0) | (edges >= num_vertices)).any(axis=1))
     if len(bad):

@@ -51,6 +51,8 @@ class Matching(nn.Module):
 
     def solve(self, cost: Tensor) -> Matched:
         """d and the node variables p."""
+        if not isinstance(cost, Tensor):
+            raise TypeError(f"cost is a {type(cost).__name__}; expected a torch.Tensor")
         if cost.shape[-2:] != (self.rows, self.cols):
             raise ValueError(f"cost has shape {tuple(cost.shape)}; expected (..., {self.rows}, {self.cols})")
         if not cost.is_floating_point():
@@ -82,6 +84,9 @@ def match_slots(s: Tensor, t: Tensor, gamma: float = 0.1, temperature: float = 1
     The cost is -<s_i, t_j>; the program's d, divided by the temperature, passes a softmax over j; the paired slot is
     the mean of t under those weights. The scale of the slots acts like 1/temperature: normalise them if it drifts.
     """
+    if not (isinstance(s, Tensor) and isinstance(t, Tensor)) or s.dtype != t.dtype:
+        kinds = " and ".join(str(x.dtype) if isinstance(x, Tensor) else type(x).__name__ for x in (s, t))
+        raise TypeError(f"s and t are {kinds}; expected two tensors of one dtype")
     if s.ndim < 2 or t.ndim < 2 or s.shape[-1] != t.shape[-1]:
         raise ValueError(f"s and t have shapes {tuple(s.shape)} and {tuple(t.shape)}; expected (..., K, D) with one D")
     if not temperature > 0:

@@ -16,8 +16,10 @@ take G = gamma I, the one its solution formula uses.
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -89,6 +91,8 @@ class Precomputed(nn.Module):
 
     def cast(self, name: str, x: Tensor) -> Tensor:
         """Half precision becomes float32; any other mismatch with the layer is the caller's to resolve."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}; expected a torch.Tensor of {self.dtype}")
         if x.dtype == self.dtype:
             return x
         if x.dtype in (torch.float16, torch.bfloat16):
@@ -138,6 +142,7 @@ class SparseFactor:
             self.solver = solver(coo.shape[0], row, col, data, cholespy.MatrixType.COO)
         except ValueError as error:  # "Matrix is not positive definite!"
             raise np.linalg.LinAlgError(str(error)) from None
+        _SPARSE_FACTORS.add(self)
 
     def __call__(self, rhs: Tensor) -> Tensor:
         pieces = rhs.split(self.COLUMNS, dim=1) if rhs.is_cuda else (rhs,)
@@ -148,6 +153,16 @@ class SparseFactor:
         if rhs.numel():
             self.solver.solve(rhs, out)
         return out
+
+
+_SPARSE_FACTORS: weakref.WeakSet[SparseFactor] = weakref.WeakSet()
+
+
+@atexit.register
+def _release() -> None:
+    """Solvers that outlive the interpreter make cholespy print a report of leaks."""
+    for factor in _SPARSE_FACTORS:
+        vars(factor).pop("solver", None)
 
 
 class Solution(NamedTuple):
@@ -218,9 +233,9 @@ class EqualityQP(Precomputed):
 
     def _checked(self, name: str, x: Tensor, size: int) -> Tensor:
         m, n = self._A.shape
+        x = self.cast(name, x)
         if not x.ndim or x.shape[-1] != size:
             raise ValueError(f"{name} has shape {tuple(x.shape)}, but A is {m} x {n}: expected (..., {size})")
-        x = self.cast(name, x)
         if not torch.isfinite(x).all():
             raise ValueError(f"{name} holds NaN or infinity; expected finite numbers")
         return x

@@ -316,6 +316,14 @@ def test_bad_arguments(arguments, message):
 
 def test_bad_weights():
     cut = GridCut((8, 9))
+    for wrong, name in (([1.0], "list"), (np.zeros((6, 8, 9), np.float32), "ndarray")):
+        with pytest.raises(TypeError, match=f"w is a {name}; expected a torch.Tensor"):
+            cut(wrong)
+    with pytest.raises(ValueError, match="shape is 4; expected"):
+        GridCut(4)
+    with pytest.raises(ValueError, match=r"num_vertices is 3\.0; expected a whole number"):
+        GraphCut([[0, 1]], 3.0)
+    assert GraphCut([], 3)(torch.zeros(6)).shape == (3,)
     with pytest.raises(ValueError, match=r"w has shape \(2, 6, 9, 8\); a GridCut of \(8, 9\) expects \(..., 6, 8, 9\)"):
         cut(torch.zeros(2, 6, 9, 8))
     with pytest.raises(

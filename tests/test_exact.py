@@ -2,6 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,6 +46,17 @@ def test_flow_and_lp_agree_on_a_grid(rng):
     graph = Graph.grid((9, 11))
     w = rng.exponential(size=graph.num_edges)
     assert np.isclose(exact.min_cut(graph, w).value, exact.min_cut_lp(graph, w).value, rtol=1e-6)
+
+
+def test_heavy_edges_both_ways_do_not_overflow():
+    """Neighbours tied so much harder than the terminals that flows run at the limit of whole numbers."""
+    graph = Graph.grid((8, 8))
+    for seed in range(10):
+        w = np.random.default_rng(seed).random(graph.num_edges)
+        w[:-128] *= 1e5
+        cut = exact.min_cut(graph, torch.tensor(w, requires_grad=True))
+        assert cut.side[graph.source] and not cut.side[graph.sink]
+        assert np.isclose(cut.value, exact.min_cut_lp(graph, w).value, rtol=1e-5)
 
 
 def test_nothing_to_cut():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from cutslots.scenes.render import Rendered, render
 from cutslots.scenes.world import World
 
 TOGETHER = 128  # scenes drawn and rendered at once
+Indices = Sequence[int] | np.ndarray | Tensor
 LENGTH = {"train": 50_000, "val": 1_000, "test": 1_000}
 
 
@@ -53,12 +55,12 @@ class Scenes(Dataset[Sample]):
             raise ValueError(f"family is {family!r}; expected one of {', '.join(FAMILIES)}")
         if split not in SPLITS:
             raise ValueError(f"split is {split!r}; expected one of {', '.join(SPLITS)}")
-        if not 1 <= size <= 2048:
-            raise ValueError(f"size is {size}; expected a side of 1 to 2048 pixels")
-        if seed < 0:
-            raise ValueError(f"seed is {seed}; expected zero or more")
-        if count is not None and count < 0:
-            raise ValueError(f"count is {count}; expected zero or more")
+        if not (isinstance(size, int) and 1 <= size <= 2048):
+            raise ValueError(f"size is {size!r}; expected a side of 1 to 2048 pixels")
+        if not (isinstance(seed, int) and 0 <= seed < 2**32):
+            raise ValueError(f"seed is {seed!r}; expected a whole number from 0 to 2^32 - 1")
+        if count is not None and not (isinstance(count, int) and count >= 0):
+            raise ValueError(f"count is {count!r}; expected zero or more")
         self.family, self.split, self.size, self.seed = family, split, size, seed
         self.count = LENGTH[split] if count is None else count
 
@@ -71,12 +73,13 @@ class Scenes(Dataset[Sample]):
         return self.count
 
     def __getitem__(self, index: int) -> Sample:
-        sample = self.render([index])
+        sample = self.render([operator.index(index)])
         return Sample(sample.image[0], sample.mask[0])
 
-    def render(self, indices: Sequence[int] | np.ndarray, device: torch.device | str = "cpu") -> Sample:
+    def render(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
         """A batch, made on the device it is wanted on."""
-        pieces = [np.asarray(indices)[i : i + TOGETHER] for i in range(0, max(len(indices), 1), TOGETHER)]
+        chosen = whole_numbers(indices, self.count)
+        pieces = [chosen[i : i + TOGETHER] for i in range(0, max(len(chosen), 1), TOGETHER)]
         if torch.device(device).type == "cpu":
             made = [render(self.world(piece), self.size, device) for piece in pieces]
         else:  # the CPU draws the next scenes while the device renders these
@@ -85,20 +88,17 @@ class Scenes(Dataset[Sample]):
         parts = (torch.cat(part) for part in list(zip(*made, strict=True))[:2])
         return Sample(*(x[:, 0] if self.frames == 1 else x for x in parts))
 
-    def world(self, indices: Sequence[int] | np.ndarray) -> World:
+    def world(self, indices: Indices) -> World:
         """What the scenes hold, as arrays."""
-        indices = np.asarray(indices, dtype=np.int64).reshape(-1)
-        wrong = indices[(indices < 0) | (indices >= self.count)]
-        if len(wrong):
-            raise IndexError(f"scene {wrong[0]} is out of range: {self.family} {self.split} has {self.count}")
-        return draw(self.family, self.split, self.seed, indices)
+        return draw(self.family, self.split, self.seed, whole_numbers(indices, self.count))
 
-    def describe(self, indices: Sequence[int] | np.ndarray) -> tuple[Sample, list[dict[str, Any]]]:
+    def describe(self, indices: Indices) -> tuple[Sample, list[dict[str, Any]]]:
         """A batch on the CPU and, for each scene, its ground truth as plain values."""
-        world = self.world(indices)
+        chosen = whole_numbers(indices, self.count)
+        world = self.world(chosen)
         made = render(world, self.size)
         sample = Sample(*(x[:, 0] if self.frames == 1 else x for x in made[:2]))
-        return sample, [self._truth(int(i), world, row, made) for row, i in enumerate(indices)]
+        return sample, [self._truth(int(i), world, row, made) for row, i in enumerate(chosen)]
 
     def _truth(self, index: int, world: World, row: int, made: Rendered) -> dict[str, Any]:
         colours = list(COLOURS)
@@ -153,19 +153,21 @@ class Scenes(Dataset[Sample]):
             "family": self.family, "split": self.split, "seed": self.seed, "size": self.size, "count": self.count,
             "version": cutslots.__version__,
         }  # fmt: skip
-        state = _read_state(folder, stamp)
+        done = _read_state(folder, stamp)
         paths = folder / "images.npy", folder / "masks.npy"
-        images = _array(paths[0], (*shape[:2], 3, *shape[2:]), keep=state["done"] > 0)
-        masks = _array(paths[1], shape, keep=state["done"] > 0)
+        if done == self.count:
+            return Cached(*(_reopened(path) for path in paths))
+        write_atomically(folder / "cache.json", json.dumps({**stamp, "done": done}).encode())
+        images = _array(paths[0], (*shape[:2], 3, *shape[2:]), keep=done > 0)
+        masks = _array(paths[1], shape, keep=done > 0)
 
         def save(done: int) -> None:
-            images.flush()
-            masks.flush()
+            for array in (images, masks):
+                array.flush()
             write_atomically(folder / "cache.json", json.dumps({**stamp, "done": done}).encode())
 
-        if state["done"] < self.count:
-            self._fill(images, masks, state["done"], device, batch, quiet, save)
-        return Cached(*(np.load(path, mmap_mode="r") for path in paths))
+        self._fill(images, masks, done, device, batch, quiet, save)
+        return Cached(*(_reopened(path) for path in paths))
 
     def _fill(
         self, images: np.ndarray, masks: np.ndarray, start: int, device: Any, batch: int, quiet: bool, save: Any
@@ -184,7 +186,7 @@ class Scenes(Dataset[Sample]):
 
 
 class Cached(Dataset[Sample]):
-    """Scenes that are already pictures; the same interface as `Scenes`."""
+    """Scenes that are already pictures, handed out as `Scenes` does: by number or by batch."""
 
     def __init__(self, images: np.ndarray, masks: np.ndarray) -> None:
         self.images, self.masks = images, masks
@@ -193,29 +195,59 @@ class Cached(Dataset[Sample]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> Sample:
-        sample = self.render([index])
+        sample = self.render([operator.index(index)])
         return Sample(sample.image[0], sample.mask[0])
 
-    def render(self, indices: Sequence[int] | np.ndarray, device: torch.device | str = "cpu") -> Sample:
-        chosen = np.asarray(indices)
+    def render(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
+        chosen = whole_numbers(indices, len(self))
         arrays = (torch.from_numpy(np.ascontiguousarray(a[chosen])) for a in (self.images, self.masks))
         return Sample(*((x[:, 0] if x.shape[1] == 1 else x).to(device, non_blocking=True) for x in arrays))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A worker opens the files again; it is not sent their contents."""
+        return {k: Path(str(v.filename)) if isinstance(v, np.memmap) else v for k, v in vars(self).items()}
 
-def _read_state(folder: Path, stamp: dict[str, Any]) -> dict[str, Any]:
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, _reopened(value) if isinstance(value, Path) else value)
+
+
+def whole_numbers(indices: Indices, count: int) -> np.ndarray:
+    """The numbers of scenes as an array, or a sentence on which of them is none."""
+    chosen = np.asarray(indices)
+    if chosen.size and not np.issubdtype(chosen.dtype, np.integer):
+        raise TypeError(f"indices are of type {chosen.dtype}; expected whole numbers")
+    chosen = chosen.astype(np.int64).reshape(-1)
+    wrong = chosen[(chosen < 0) | (chosen >= count)]
+    if len(wrong):
+        raise IndexError(f"scene {wrong[0]} is out of range: there are {count}, from 0 on")
+    return chosen
+
+
+def _read_state(folder: Path, stamp: dict[str, Any]) -> int:
+    """How many scenes of the cache in the folder are done; a sentence if it is another cache, or none."""
     path = folder / "cache.json"
     if not path.exists():
-        return {"done": 0}
+        if any(folder.iterdir()):
+            raise ValueError(f"{folder} is not empty and holds no cache; choose another folder")
+        return 0
     try:
-        state = json.loads(path.read_text())
-    except ValueError:
+        state = dict(json.loads(path.read_text()))
+    except (ValueError, TypeError):
         raise ValueError(f"{path} is not readable as JSON; delete the folder to make the cache again") from None
     other = [name for name in stamp if state.get(name) != stamp[name]]
     if other:
         seen = ", ".join(f"{name} {state.get(name)}" for name in other)
         wanted = ", ".join(f"{name} {stamp[name]}" for name in other)
         raise ValueError(f"{folder} holds other scenes ({seen}; wanted {wanted}): choose another folder or delete it")
-    return state
+    return int(state.get("done", 0))
+
+
+def _reopened(path: Path, mode: Literal["r", "r+"] = "r") -> np.memmap:
+    try:
+        return np.load(path, mmap_mode=mode)
+    except (OSError, ValueError):
+        raise ValueError(f"{path} is missing or cut short; delete {path.parent} to make the cache again") from None
 
 
 def progress(quiet: bool = False) -> Progress:
@@ -252,9 +284,10 @@ def append_line(path: Path, line: bytes) -> None:
 def _array(path: Path, shape: tuple[int, ...], keep: bool) -> np.memmap:
     """A uint8 array in a file, opened again or made anew. Its room is taken at once: a map of a file that the disk
     turns out too small for would end the process."""
+    if keep:
+        _reopened(path)  # whole? To write in it would stretch a short file with zeros
+        return _reopened(path, "r+")
     with naming(path):
-        if keep:
-            return np.lib.format.open_memmap(path, mode="r+")
         array = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
         if hasattr(os, "posix_fallocate"):
             with path.open("r+b") as file:

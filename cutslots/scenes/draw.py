@@ -65,12 +65,14 @@ FAMILIES = {
 
 
 class Dice:
-    """Uniform numbers for a batch of addresses: a hash of (address, name, counter), by the finaliser of SplitMix64."""
+    """Uniform numbers for a batch of addresses: a hash of (address, name, counter), by the finaliser of SplitMix64.
+
+    Family and split take the upper half of a word and the seed, below 2^32, the lower: no two share a key."""
 
     def __init__(self, family: str, split: str, seed: int, indices: np.ndarray, attempt: np.ndarray) -> None:
         kind = zlib.crc32(f"{family}/{split}".encode()) << 32
         with np.errstate(over="ignore"):
-            key = _mix(np.array([kind], dtype=np.uint64) + np.uint64(seed & 0xFFFFFFFFFFFFFFFF))
+            key = _mix(np.array([kind], dtype=np.uint64) + np.uint64(seed))
             key = _mix(key + indices.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
             self.key = _mix(key + attempt.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03))
 

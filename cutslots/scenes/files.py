@@ -15,12 +15,14 @@ import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 import cutslots
 from cutslots.scenes.dataset import Scenes, append_line, progress, write_atomically
+from cutslots.scenes.draw import FAMILIES
 
 SHEET = 16  # scenes on a contact sheet
 
@@ -55,27 +57,36 @@ def generate(scenes: Scenes, out: Path, overwrite: bool = False, quiet: bool = F
     write_atomically(out / "contact_sheet.png", _png(contact_sheet(scenes)))
 
 
-def _prepare(out: Path, request: dict[str, object], overwrite: bool) -> int:
+def _prepare(out: Path, request: dict[str, Any], overwrite: bool) -> int:
     """Makes the folders; how many scenes an earlier run of the same request has finished."""
     stamp = out / "generate.json"
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; expected a folder to write to")
     if out.is_dir() and any(out.iterdir()):
-        same = stamp.exists() and _load(stamp) == request
-        if not same and not overwrite:
+        if not overwrite and not (stamp.exists() and _load(stamp) == request):
             raise ValueError(f"{out} is not empty and holds something else; choose another folder or pass --overwrite")
-        if not same:
+        if overwrite:
             for child in out.iterdir():
-                shutil.rmtree(child) if child.is_dir() else child.unlink()
+                shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
     for name in ("images", "masks"):
         (out / name).mkdir(parents=True, exist_ok=True)
     write_atomically(stamp, json.dumps(request, indent=1).encode())
+    return _finished(out, request)
+
+
+def _finished(out: Path, request: dict[str, Any]) -> int:
+    """How many scenes, from the first on, have a whole line and their files; what comes after is written again."""
     truth = out / "scenes.jsonl"
-    if not truth.exists():
-        return 0
-    whole = [line for line in truth.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-    write_atomically(truth, b"".join(whole))  # an interrupted line is written again
-    return len(whole)
+    lines = truth.read_bytes().splitlines(keepends=True) if truth.exists() else []
+    ending = ".png" if FAMILIES[request["family"]].frames == 1 else ""
+    good = 0
+    while good < min(len(lines), request["count"]) and lines[good].endswith(b"\n"):
+        if not all((out / kind / f"{good:06d}{ending}").exists() for kind in ("images", "masks")):
+            break
+        good += 1
+    if good < len(lines):
+        write_atomically(truth, b"".join(lines[:good]))
+    return good
 
 
 def _load(path: Path) -> object:

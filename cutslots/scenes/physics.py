@@ -23,7 +23,7 @@ FRAMES_A_SECOND = 12
 SUBSTEPS = 16  # a frame
 BOUNCE, FRICTION = 0.45, 0.45
 FASTEST = 10.0  # units a second
-MOST_STEP = 1.0  # no body moves farther in a frame
+MOST_STEP = 1.0  # no body moves farther in a frame, or the scene is drawn again
 CONTACTS = 4  # points of a body that may touch the ground in one step, the lowest ones
 CANDIDATES = 24
 
@@ -168,7 +168,7 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def simulate(
     dice: Dice, count: np.ndarray, shape: np.ndarray, size: np.ndarray, frames: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Positions (B, F, K, 3), rotations, velocities, and whether every body found a place to start from (B,)."""
+    """Positions (B, F, K, 3), rotations, velocities, and whether all found a place and none jumped (B,)."""
     B, K = shape.shape
     bodies = Bodies(shape, size, np.arange(K) < count[:, None])
     spots = np.stack(
@@ -198,4 +198,6 @@ def simulate(
             bodies.v[~bodies.present] = 0
             bodies.w[~bodies.present] = 0
     position, rotation, velocity = (np.stack(part, 1) for part in zip(*states, strict=True))
+    step = np.diff(position, axis=1)
+    good &= (dot(step, step) <= MOST_STEP**2).all((1, 2))
     return position, rotation, velocity, good

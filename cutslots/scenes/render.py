@@ -74,6 +74,10 @@ def render(world: World, size: int, device: torch.device | str = "cpu") -> Rende
     pieces = [slice(i, i + step) for i in range(0, B * F, step)]
     with torch.no_grad():
         done = [_render(_upload(world, rows[piece], frames[piece], device), size) for piece in pieces]
+    if not done:
+        K, image = world.shape.shape[1], torch.zeros(B, F, 3, size, size, dtype=torch.uint8, device=device)
+        none = torch.zeros(B, F, K, dtype=torch.long, device=device)
+        return Rendered(image, image[:, :, 0], none, none)
     return Rendered(*(torch.cat(part).unflatten(0, (B, F)) for part in zip(*done, strict=True)))
 
 
@@ -82,13 +86,13 @@ def visible(world: World, size: int) -> np.ndarray:
     B, F = world.position.shape[:2]
     rows, frames = (index.ravel() for index in np.indices((B, F)))
     step = max(1, CHUNK["cpu"] * 4 // size**2)
-    counts = []
+    counts = [torch.zeros(0, world.shape.shape[1], dtype=torch.long)]
     with torch.no_grad():
         for i in range(0, B * F, step):
             batch = _upload(world, rows[i : i + step], frames[i : i + step], torch.device("cpu"))
             _, surface, _, _ = _first_hit(batch, _primary(batch, size, ((0.0, 0.0),)), count=0)
             counts.append(_pixels(batch, surface))
-    return torch.cat(counts).reshape(B, F, -1).numpy()
+    return torch.cat(counts).unflatten(0, (B, F)).numpy()
 
 
 def _pixels(batch: Batch, surface: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import pickle
 import subprocess
 import sys
 
@@ -95,7 +96,9 @@ def test_an_interrupted_cache_goes_on(tmp_path, monkeypatch):
         ({"family": "plain", "split": "dev"}, "split is 'dev'; expected one of train, val, test"),
         ({"family": "plain", "size": 0}, "size is 0; expected a side of 1 to 2048 pixels"),
         ({"family": "plain", "count": -1}, "count is -1; expected zero or more"),
-        ({"family": "plain", "seed": -1}, "seed is -1; expected zero or more"),
+        ({"family": "plain", "seed": -1}, "seed is -1; expected a whole number from 0"),
+        ({"family": "plain", "seed": 2**32}, "seed is 4294967296; expected a whole number"),
+        ({"family": "plain", "size": 16.0}, "size is 16.0; expected a side"),
     ],
 )
 def test_bad_arguments(arguments, message):
@@ -103,6 +106,36 @@ def test_bad_arguments(arguments, message):
         Scenes(**arguments)
 
 
-def test_out_of_range():
-    with pytest.raises(IndexError, match="scene 3 is out of range: plain train has 3"):
-        Scenes("plain", count=3, size=8)[3]
+@pytest.mark.parametrize("cached", [False, True])
+def test_indices(cached):
+    scenes = Scenes("plain", count=3, size=8)
+    scenes = scenes.cache(quiet=True) if cached else scenes
+    for wrong in (3, -1):
+        with pytest.raises(IndexError, match=f"scene {wrong} is out of range: there are 3"):
+            scenes[wrong]
+    with pytest.raises(TypeError, match="indices are of type float64; expected whole numbers"):
+        scenes.render([0.5])
+    with pytest.raises(TypeError, match="indices are of type bool"):
+        scenes.render(np.array([True, False, True]))
+    assert scenes.render([]).image.shape == (0, 3, 8, 8) and scenes.render([]).mask.shape == (0, 8, 8)
+    assert torch.equal(scenes.render(torch.tensor([2, 1])).image, scenes.render(range(2, 0, -1)).image)
+
+
+def test_a_damaged_or_foreign_cache_is_refused(tmp_path):
+    scenes = Scenes("plain", size=16, count=4)
+    scenes.cache(tmp_path / "cut", quiet=True)
+    path = tmp_path / "cut" / "images.npy"
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(ValueError, match=r"images.npy is missing or cut short; delete .*cut"):
+        scenes.cache(tmp_path / "cut", quiet=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "images.npy").write_bytes(b"mine")
+    with pytest.raises(ValueError, match="is not empty and holds no cache"):
+        scenes.cache(tmp_path / "mine", quiet=True)
+    assert (tmp_path / "mine" / "images.npy").read_bytes() == b"mine"
+
+
+def test_a_cache_on_disk_is_not_sent_to_workers(tmp_path):
+    cached = Scenes("plain", size=32, count=6).cache(tmp_path, quiet=True)
+    sent = pickle.dumps(cached)
+    assert len(sent) < 2000 and torch.equal(pickle.loads(sent)[5].image, cached[5].image)

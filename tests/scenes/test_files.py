@@ -62,8 +62,19 @@ def test_killed_and_started_again(tmp_path):
     assert everything(tmp_path / "cut") == everything(tmp_path / "whole")
 
 
+def test_a_lost_file_is_made_again(tmp_path):
+    scenes = Scenes("plain", size=16, count=4)
+    files.generate(scenes, tmp_path, quiet=True)
+    before = everything(tmp_path)
+    (tmp_path / "images" / "000002.png").unlink()
+    (tmp_path / "scenes.jsonl").write_bytes(before["scenes.jsonl"] + b"{}\n")
+    files.generate(scenes, tmp_path, quiet=True)
+    assert everything(tmp_path) == before
+
+
 def test_refuses_what_it_did_not_make(tmp_path):
     (tmp_path / "diary.txt").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path.parent)
     done = run("generate", "plain", "--count", "1", "--size", "8", "--out", str(tmp_path))
     assert done.returncode != 0 and "is not empty and holds something else" in done.stderr
     assert (tmp_path / "diary.txt").exists()
