@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from torch import Tensor
 from torch.utils.data import Dataset
 
 import cutslots
+from cutslots.disk import naming, progress, write_atomically
 from cutslots.scenes import materials, physics, shapes
 from cutslots.scenes.draw import COLOURS, FAMILIES, SPLITS, draw
 from cutslots.scenes.render import Rendered, render
@@ -68,6 +67,10 @@ class Scenes(Dataset[Sample]):
     def frames(self) -> int:
         """1, or the number of frames of a moving scene."""
         return FAMILIES[self.family].frames
+
+    def request(self) -> dict[str, Any]:
+        """What was asked for: written beside files, so that a later run knows whether they are the same scenes."""
+        return {**vars(self), "version": cutslots.__version__}
 
     def __len__(self) -> int:
         return self.count
@@ -149,10 +152,7 @@ class Scenes(Dataset[Sample]):
             return Cached(images, masks)
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        stamp = {
-            "family": self.family, "split": self.split, "seed": self.seed, "size": self.size, "count": self.count,
-            "version": cutslots.__version__,
-        }  # fmt: skip
+        stamp = self.request()
         done = _read_state(folder, stamp)
         paths = folder / "images.npy", folder / "masks.npy"
         if done == self.count:
@@ -248,37 +248,6 @@ def _reopened(path: Path, mode: Literal["r", "r+"] = "r") -> np.memmap:
         return np.load(path, mmap_mode=mode)
     except (OSError, ValueError):
         raise ValueError(f"{path} is missing or cut short; delete {path.parent} to make the cache again") from None
-
-
-def progress(quiet: bool = False) -> Progress:
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, disable=quiet)
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Makes what goes wrong with a file name it: a full disk does not by itself."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes to a temporary name first, so that a file with the right name is always whole."""
-    part = path.with_name(path.name + ".part")
-    with naming(path):
-        try:
-            part.write_bytes(content)
-            os.replace(part, path)
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
-
-
-def append_line(path: Path, line: bytes) -> None:
-    with naming(path), path.open("ab") as file:
-        file.write(line + b"\n")
 
 
 def _array(path: Path, shape: tuple[int, ...], keep: bool) -> np.memmap:

@@ -1,10 +1,10 @@
 """What a scene holds, drawn from its address alone.
 
 A scene's address is (family, split, seed, index). Every random number is a hash of the address, the number's name and
-a counter, so that scene i is the same whatever else is drawn with it, in whatever process. All of it is numpy in
-float64 over a whole batch of scenes at once; nothing here depends on the size of the picture.
+a counter, so that scene i is the same whatever else is drawn with it, in whatever process. A whole batch of scenes is
+drawn at once, in float64; nothing here depends on the size of the picture.
 
-Units are those of CLEVR: the camera stands about 11 away from the origin, objects have radii of 0.3 to 0.9.
+Units are those of CLEVR: the camera stands about 11 away from the origin, objects have radii of 0.4 to 0.85.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cutslots.scenes import materials, physics, render, shapes
+from cutslots.scenes.physics import CANDIDATES
 from cutslots.scenes.world import Camera, World
 
 SPLITS = ("train", "val", "test")
@@ -24,7 +25,6 @@ FRAMES = 24  # of a moving scene
 RAYS = 32  # side of the view that decides whether an object is seen
 SEEN = 3  # of its RAYS x RAYS rays must meet an object for it to count as visible
 SEEN_FRAMES = 6  # in so many frames of a moving scene
-CANDIDATES = 24  # places tried for an object before the scene is drawn again
 ATTEMPTS = 1000
 TOGETHER = 64  # scenes drawn at once, at the least
 
@@ -160,9 +160,8 @@ def _place(
     row = np.arange(B)
     for k in range(K):
         gap = spots[:, k, :, None, :2] - position[:, None, :k, :2]
-        apart = (gap[..., 0] ** 2 + gap[..., 1] ** 2 > (radius[:, None, :k] + radius[:, k, None, None] + 0.1) ** 2).all(
-            -1
-        )
+        least = radius[:, None, :k] + radius[:, k, None, None] + 0.1
+        apart = (gap[..., 0] ** 2 + gap[..., 1] ** 2 > least**2).all(-1)
         fits = in_view[:, k] & apart
         position[:, k] = spots[row, k, fits.argmax(1)]
         good &= fits.any(1) | (k >= count)

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-import cutslots
-from cutslots.scenes.dataset import Scenes, append_line, progress, write_atomically
+from cutslots.disk import append_line, progress, write_atomically
+from cutslots.scenes.dataset import Scenes
 from cutslots.scenes.draw import FAMILIES
+from cutslots.scenes.physics import FRAMES_A_SECOND
 
 SHEET = 16  # scenes on a contact sheet
 
@@ -38,11 +39,7 @@ PALETTE = np.array(
 
 def generate(scenes: Scenes, out: Path, overwrite: bool = False, quiet: bool = False) -> None:
     """Writes all scenes below `out`; goes on with what an interrupted run of the same request has left."""
-    request = {
-        "family": scenes.family, "split": scenes.split, "seed": scenes.seed, "size": scenes.size,
-        "count": len(scenes), "version": cutslots.__version__,
-    }  # fmt: skip
-    lines = _prepare(out, request, overwrite)
+    lines = _prepare(out, scenes.request(), overwrite)
     with progress(quiet) as bar:
         task = bar.add_task(f"{scenes.family} {scenes.split}", total=len(scenes), completed=lines)
         step = max(1, 16 // scenes.frames)
@@ -108,7 +105,7 @@ def _write_scene(out: Path, name: str, image: np.ndarray, mask: np.ndarray) -> N
             write_atomically(out / kind / name / f"{f:02d}.png", _png(picture))
     (out / "previews").mkdir(exist_ok=True)
     film = io.BytesIO()
-    frames[0].save(film, "GIF", save_all=True, append_images=frames[1:], duration=1000 // 12, loop=0)
+    frames[0].save(film, "GIF", save_all=True, append_images=frames[1:], duration=1000 // FRAMES_A_SECOND, loop=0)
     write_atomically(out / "previews" / f"{name}.gif", film.getvalue())
 
 

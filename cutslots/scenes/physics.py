@@ -25,7 +25,7 @@ BOUNCE, FRICTION = 0.45, 0.45
 FASTEST = 10.0  # units a second
 MOST_STEP = 1.0  # no body moves farther in a frame, or the scene is drawn again
 CONTACTS = 4  # points of a body that may touch the ground in one step, the lowest ones
-CANDIDATES = 24
+CANDIDATES = 24  # places tried for an object before the scene is drawn again
 
 _CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)]) * shapes.CUBE
 _RIM = np.array([[np.cos(a), np.sin(a)] for a in np.arange(8) * np.pi / 4])

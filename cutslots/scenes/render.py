@@ -131,8 +131,9 @@ def _render(batch: Batch, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rays = _primary(batch, size, ((0.0, 0.0), *SAMPLES))
     far, surface, normal, whole = _first_hit(batch, rays, count=n)
     mask = surface[:, :n]
-    rays.direction = rays.direction[..., n:]
-    colour = _shade(batch, rays, far[:, n:], surface[:, n:], normal[..., n:]).reshape(3, S, len(SAMPLES), size, size)
+    samples = Rays(rays.origin, rays.direction[..., n:])
+    colour = _shade(batch, samples, far[:, n:], surface[:, n:], normal[..., n:])
+    colour = colour.reshape(3, S, len(SAMPLES), size, size)
     mean = ((colour[:, :, 0] + colour[:, :, 1]) + (colour[:, :, 2] + colour[:, :, 3])) / len(SAMPLES)
     image = (mean.clamp(0, 1).sqrt() * 255 + 0.5).to(torch.uint8)  # from linear light
     return image.transpose(0, 1).contiguous(), mask.to(torch.uint8).reshape(S, size, size), _pixels(batch, mask), whole

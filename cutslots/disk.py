@@ -1,0 +1,41 @@
+"""Files that are whole or not there, and progress that shows: what every command that writes has in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+
+def progress(quiet: bool = False) -> Progress:
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, disable=quiet)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Makes what goes wrong with a file name it: a full disk does not by itself."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes to a temporary name first, so that a file with the right name is always whole."""
+    part = path.with_name(path.name + ".part")
+    with naming(path):
+        try:
+            part.write_bytes(content)
+            os.replace(part, path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def append_line(path: Path, line: bytes) -> None:
+    with naming(path), path.open("ab") as file:
+        file.write(line + b"\n")
