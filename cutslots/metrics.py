@@ -1,0 +1,125 @@
+"""How well masks agree with the truth: ARI, ARI-FG, mIoU by each of its denominators, MSE.
+
+Every score is one number for each image, from the table n[t, k] of pixels that truth t and prediction k share; counts
+are exact, on any device. Label 0 of the truth is the background.
+
+- **ARI** is the adjusted Rand index over all pixels, **ARI-FG** over those whose true label is not the background. With
+  no pairs to tell apart both are 1.
+- **mIoU** pairs true masks (background included) with predicted ones, one to one, so that the sum of their
+  intersections over unions is largest; the shorter list is filled up with empty masks. That sum is divided by
+  `miou`: the pairs in which either mask has pixels (CLEVRTEX's evaluator); `miou_fg`: the same, sum and count without
+  the background's pair; `miou_gt`: the true masks. With nothing to count they are 1.
+- **MSE** sums squared errors over channels and pixels, values being in [0, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+NAMES = ("ari", "ari_fg", "miou", "miou_fg", "miou_gt")
+
+
+def score(true: Tensor, predicted: Tensor) -> dict[str, Tensor]:
+    """All scores of labels against labels, whole numbers of shape (B, ...) each; float64 (B,) on the CPU.
+
+    >>> true = torch.tensor([[0, 0, 1, 1, 2, 2]])
+    >>> {name: round(value.item(), 3) for name, value in score(true, torch.tensor([[5, 5, 3, 3, 3, 3]])).items()}
+    {'ari': 0.444, 'ari_fg': 0.0, 'miou': 0.5, 'miou_fg': 0.25, 'miou_gt': 0.5}
+    """
+    table = contingency(true, predicted)
+    return {"ari": adjusted_rand(table), "ari_fg": adjusted_rand(table[:, 1:]), **mean_iou(table)}
+
+
+def contingency(true: Tensor, predicted: Tensor) -> Tensor:
+    """How many pixels have true label t and predicted label k: (B, T, K), int64, on the CPU."""
+    if true.shape != predicted.shape or true.ndim < 2:
+        raise ValueError(
+            f"true has shape {tuple(true.shape)} and predicted {tuple(predicted.shape)}; expected equal (B, ...)"
+        )
+    for name, labels in (("true", true), ("predicted", predicted)):
+        if labels.is_floating_point() or labels.dtype == torch.bool:
+            raise TypeError(f"{name} is of type {labels.dtype}; expected whole numbers")
+    true, predicted = true.flatten(1).long(), predicted.flatten(1).long()
+    if true.numel() == 0:
+        return torch.zeros(len(true), 1, 1, dtype=torch.long)
+    low, T, K = (int(v) for v in torch.stack([torch.minimum(true.min(), predicted.min()), true.max(), predicted.max()]))
+    if low < 0:
+        raise ValueError(f"a label is {low}; expected zero or more")
+    T, K = T + 1, K + 1
+    cell = (torch.arange(len(true), device=true.device)[:, None] * T + true) * K + predicted
+    return torch.bincount(cell.flatten(), minlength=len(true) * T * K).view(-1, T, K).cpu()
+
+
+def adjusted_rand(table: Tensor) -> Tensor:
+    """The adjusted Rand index (B,) of tables (B, T, K), by pairs of pixels."""
+    n = table.double()
+    total = n.sum((1, 2)) ** 2
+    both, rows, cols = (n**2).sum((1, 2)), (n.sum(2) ** 2).sum(1), (n.sum(1) ** 2).sum(1)
+    together, split, joined = (
+        both - n.sum((1, 2)),
+        rows - both,
+        cols - both,
+    )  # pairs: in both, in truth only, in prediction only
+    apart = total - both - split - joined
+    below = (together + split) * (split + apart) + (together + joined) * (joined + apart)
+    value = 2 * (together * apart - split * joined) / below.where(below > 0, 1)
+    return value.where((below > 0) & (split + joined > 0), 1.0)
+
+
+def mean_iou(table: Tensor) -> dict[str, Tensor]:
+    """mIoU (B,) of tables (B, T, K) by each denominator."""
+    B, T, K = table.shape
+    n = np.zeros((B, max(T, K), max(T, K)))
+    n[:, :T, :K] = table.numpy()
+    rows, cols = n.sum(2), n.sum(1)
+    union = rows[:, :, None] + cols[:, None] - n
+    iou = n / np.where(union > 0, union, 1)
+    out = np.zeros((3, B))
+    for b in range(B):
+        pairs = linear_sum_assignment(iou[b], maximize=True)
+        values, seen = iou[b][pairs], (rows[b][pairs[0]] > 0) | (cols[b][pairs[1]] > 0)
+        sums = values.sum(), values[1:].sum(), values.sum()
+        counts = seen.sum(), seen[1:].sum(), (rows[b] > 0).sum()
+        out[:, b] = [s / c if c else 1.0 for s, c in zip(sums, counts, strict=True)]
+    return dict(zip(NAMES[2:], torch.from_numpy(out), strict=True))
+
+
+def squared_error(image: Tensor, reconstruction: Tensor) -> Tensor:
+    """(B,): squared errors summed over channels and pixels, values in [0, 1]."""
+    return (image.double() - reconstruction.double()).square().flatten(1).sum(1).cpu()
+
+
+class Scores:
+    """Rows of scores, one for each image, gathered over a dataset and over processes.
+
+    Every image is known by its number, and means are taken in that order: they do not depend, to the last bit, on how
+    images were dealt out to processes."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, dict[str, float]] = {}
+
+    def add(self, numbers: Iterable[int], columns: dict[str, Tensor]) -> None:
+        values = {name: column.tolist() for name, column in columns.items()}
+        for row, number in enumerate(numbers):
+            self.rows[int(number)] = {name: column[row] for name, column in values.items()}
+
+    def gather(self) -> None:
+        """Gives every process the rows of all."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            parts: list[Any] = [None] * torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(parts, self.rows)
+            self.rows = {number: row for part in parts for number, row in part.items()}
+
+    def table(self) -> list[tuple[int, dict[str, float]]]:
+        return sorted(self.rows.items())
+
+    def means(self) -> dict[str, float]:
+        rows = [row for _, row in self.table()]
+        names: Sequence[str] = list(rows[0]) if rows else ()
+        return {name: float(np.mean([row[name] for row in rows])) for name in names}
