@@ -1,0 +1,196 @@
+"""`Discovery`: from an image to slots, masks and a reconstruction, in one call.
+
+Shapes: B batch, K slots, D slot length, S side of the picture, h its half (the feature grid).
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from huggingface_hub import PyTorchModelHubMixin
+from torch import Tensor, nn
+
+from cutslots.disk import write_atomically
+from cutslots.networks import BroadcastDecoder, CNNEncoder, ResNetEncoder, SubpixelDecoder
+from cutslots.presets import ModelConfig
+from cutslots.slots import CutSlots, SlotAttention, SoftmaxSlots
+
+SHIPPED = Path(__file__).parent / "weights"  # a folder for each name
+
+
+class Found(NamedTuple):
+    """What a model finds in images."""
+
+    slots: Tensor  # (B, K, D)
+    masks: Tensor  # (B, K, S, S): the decoder's, summing to one over K
+    partition: Tensor  # (B, K, h, h): the slots' own masks, on the feature grid
+    reconstruction: Tensor  # (B, 3, S, S) in [0, 1], give or take
+    pictures: Tensor  # (B, K, 3, S, S): each slot's
+
+
+class Discovery(
+    nn.Module,
+    PyTorchModelHubMixin,
+    library_name="cutslots",
+    license="apache-2.0",
+    tags=["object-centric-learning", "image-segmentation", "graph-cut"],
+):
+    """Encoder, slots, decoder: finds objects by learning to redraw the image one slot at a time.
+
+    `save_pretrained`, `from_pretrained` and `push_to_hub` keep config.json and model.safetensors.
+
+    >>> from cutslots.presets import PRESETS
+    >>> model = Discovery(PRESETS["tiny"].model)
+    >>> found = model(torch.rand(2, 3, 64, 64))
+    >>> found.masks.shape, found.partition.shape, found.reconstruction.shape
+    (torch.Size([2, 6, 64, 64]), torch.Size([2, 6, 32, 32]), torch.Size([2, 3, 64, 64]))
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        grid = (config.size // 2, config.size // 2)
+        self.encoder = (
+            CNNEncoder(config.encoder_maps, config.encoder_kernels)
+            if config.encoder == "cnn"
+            else ResNetEncoder(config.encoder_maps, config.encoder_kernels, config.encoder_norm)
+        )
+        self.slots = _slot_module(config, grid)
+        self.decoder = (
+            SubpixelDecoder(config.slot_dim, config.size, config.decoder_maps)
+            if config.decoder == "subpixel"
+            else BroadcastDecoder(
+                config.slot_dim, config.size, config.decoder_maps, config.decoder_extra, config.decoder_style
+            )
+        )
+
+    def forward(self, image: Tensor) -> Found:
+        """`image` (B, 3, S, S) is uint8, or floating point in [0, 1]."""
+        slots, partition = self.slots(self.encoder(self._prepared(image)))
+        return Found(slots, partition=partition, **self.decode(slots))
+
+    def decode(self, slots: Tensor) -> dict[str, Tensor]:
+        """Masks, pictures and reconstruction from slots (B, K, D)."""
+        out = self.decoder(slots).float()
+        pictures, masks = out[:, :, :3] / 2 + 0.5, out[:, :, 3].softmax(1)
+        return {"masks": masks, "pictures": pictures, "reconstruction": (masks[:, :, None] * pictures).sum(1)}
+
+    def _prepared(self, image: Tensor) -> Tensor:
+        side = self.config.size
+        if image.ndim != 4 or image.shape[1:] != (3, side, side):
+            raise ValueError(f"image has shape {tuple(image.shape)}; expected (B, 3, {side}, {side})")
+        image = as_floats(image).to(next(self.parameters()).dtype) * 2 - 1
+        return image.contiguous(memory_format=torch.channels_last)
+
+
+def as_floats(image: Tensor) -> Tensor:
+    """uint8 as numbers in [0, 1]; floating point as it is."""
+    if image.dtype == torch.uint8:
+        return image / 255.0
+    if image.is_floating_point():
+        return image
+    raise TypeError(f"image is of type {image.dtype}; expected uint8 or floating point")
+
+
+def channels_last(model: Discovery) -> Discovery:
+    """The layout that convolutions are fastest in."""
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def _slot_module(config: ModelConfig, grid: tuple[int, int]) -> nn.Module:
+    common = (config.encoder_maps, config.slots, grid, config.slot_dim)
+    if config.module == "attention":
+        return SlotAttention(*common, iterations=config.iterations, hidden=config.hidden)
+    kind = CutSlots if config.module == "cut" else SoftmaxSlots
+    return kind(
+        *common,
+        feature_maps=config.feature_maps,
+        hidden=config.hidden,
+        pool=config.pool,
+        streams=config.streams,
+        kernels=config.weight_kernels,
+        signed=config.signed,
+        gamma=config.gamma,
+        reach=config.reach,
+        anchor=config.anchor,
+        temperature=config.temperature,
+        background=config.background,
+        background_temperature=config.background_temperature,
+        sharpen=config.sharpen,
+        weight_maps=config.weight_maps,
+    )
+
+
+def save(model: Discovery, folder: Path) -> None:
+    """config.json and model.safetensors, each whole or as it was."""
+    from safetensors.torch import save as to_bytes
+
+    tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
+    write_atomically(folder / "config.json", json.dumps(dataclasses.asdict(model.config), indent=1).encode())
+    write_atomically(folder / "model.safetensors", to_bytes(tensors, metadata={"format": "pt"}))
+
+
+def load(weights: str | Path, device: torch.device | str = "cpu") -> Discovery:
+    """The model in a folder, beside a model.safetensors, or shipped under a name; ready to use, not to train."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    file = _weights_file(weights)
+    model = _model_for(file.with_name("config.json"))
+    try:
+        tensors = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} is not a whole safetensors file ({error})") from None
+    wrong = _differences(model.state_dict(), tensors)
+    if wrong:
+        raise ValueError(f"{file} does not fit its config.json: {wrong}")
+    model.load_state_dict(tensors)
+    return model.to(device).eval()
+
+
+def _weights_file(weights: str | Path) -> Path:
+    path = Path(weights)
+    if not path.exists() and (SHIPPED / path).is_dir():
+        path = SHIPPED / path
+    if path.is_dir():
+        path = path / "model.safetensors"
+    if not path.is_file():
+        names = ", ".join(sorted(p.name for p in SHIPPED.glob("*") if p.is_dir())) or "none yet"
+        raise ValueError(f"weights: there is no {path}; expected a run folder, a .safetensors file or a name ({names})")
+    if path.suffix != ".safetensors":
+        raise ValueError(
+            f"weights: {path} is not a .safetensors file; pickled checkpoints may run code and are not read"
+        )
+    return path
+
+
+def _model_for(path: Path) -> Discovery:
+    """An untrained model as config.json describes it."""
+    try:
+        values: dict[str, Any] = dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        raise ValueError(f"there is no {path}, which says what model the weights beside it are for") from None
+    except (ValueError, TypeError):
+        raise ValueError(f"{path} is not readable as JSON") from None
+    known = {field.name for field in dataclasses.fields(ModelConfig)}
+    if set(values) != known:
+        odd = ", ".join(sorted(set(values) ^ known))
+        raise ValueError(f"{path} is not the configuration of a Discovery model: missing or unknown are {odd}")
+    try:
+        return Discovery(ModelConfig(**values))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not the configuration of a Discovery model: {error}") from None
+
+
+def _differences(expected: dict[str, Tensor], seen: dict[str, Tensor]) -> str:
+    for name in sorted(expected.keys() | seen.keys()):
+        if name not in seen:
+            return f"{name} is missing"
+        if name not in expected:
+            return f"{name} is unexpected"
+        if expected[name].shape != seen[name].shape:
+            return f"{name} has shape {tuple(seen[name].shape)}, expected {tuple(expected[name].shape)}"
+    return ""

@@ -1,0 +1,225 @@
+"""Every number of every preset, in one place. Nothing here needs torch: the command line reads its options off these.
+
+tiny       finds objects on two CPU cores in minutes
+clevr      the paper's text, for plain scenes: a CNN encoder of 64 maps
+clevrtex   the paper's text, for textured scenes: a ResNet encoder of 4 blocks of 100 maps
+released   what the authors' published code does where it differs from their text
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The numbers of a `Discovery` model. Saved with its weights as config.json."""
+
+    size: int
+    """Side of the pictures in pixels: a power of two from 16 on."""
+    slots: int
+    """How many slots, the background's among them."""
+    slot_dim: int
+    """Length of a slot."""
+    module: Literal["cut", "softmax", "attention"]
+    """Graph cuts (the paper), the same network without the program (a control), or Slot Attention (the baseline)."""
+
+    encoder: Literal["cnn", "resnet"]
+    """Plain convolutions, or residual blocks."""
+    encoder_maps: int
+    """Feature maps of the encoder."""
+    encoder_kernels: tuple[int, ...]
+    """CNN: side of each layer's kernel. ResNet: that of the stem, then of each block. The first layer has stride 2."""
+    encoder_norm: bool
+    """Batch normalisation in the ResNet."""
+
+    weight_maps: int
+    """Hidden maps of the network that gives the cuts their weights."""
+    weight_kernels: tuple[int, ...]
+    """Side of the kernel of each of its layers."""
+    signed: bool
+    """Whether weights may be negative; otherwise they pass a ReLU."""
+    gamma: float
+    """The regulariser of the program."""
+    reach: float | None
+    """Distance in feature pixels over which a weight is felt; None is the paper, 0.71."""
+    anchor: float
+    """0 leaves the terminals free, which balances every cut (the paper); 1 ties them down."""
+    temperature: float
+    """Of the softmax over the objects' cuts."""
+    background: Literal["cuts", "terminals", "none"]
+    """The background slot: a 2-partition, the terminal edges of one more cut, or none."""
+    background_temperature: float
+    """Of the softmax between background and foreground."""
+    sharpen: float | None
+    """Temperature of another softmax over the finished masks."""
+    pool: Literal["mean", "weighted"]
+    """Masked features are averaged over the picture (the paper) or over their mask."""
+    streams: int
+    """How many feature MLPs run in parallel, their slots being summed."""
+    feature_maps: int
+    """Width of the MLP that pixels pass before they are pooled."""
+    hidden: int
+    """Width of the MLP that slots pass after it."""
+    iterations: int
+    """Slot Attention's."""
+
+    decoder: Literal["transposed", "subpixel"]
+    """Slot Attention's transposed convolutions, or convolutions at the lower resolution, which are far cheaper."""
+    decoder_maps: tuple[int, ...]
+    """Maps after each doubling of the resolution, from 8x8 on; the last is repeated as needed."""
+    decoder_extra: int
+    """Layers at full resolution before the last one."""
+    decoder_style: Literal["relu", "leaky"]
+    """relu, or LeakyReLU with a tanh at the end."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, kind = getattr(self, field.name), _TYPES[field.name]
+            if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
+                raise ValueError(f"{field.name} is {value!r}; expected one of {', '.join(typing.get_args(kind))}")
+            if typing.get_origin(kind) is tuple:  # JSON knows lists only
+                object.__setattr__(self, field.name, tuple(value))
+
+
+_TYPES = typing.get_type_hints(ModelConfig)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A training run: what to learn from, for how long, and where."""
+
+    model: ModelConfig
+    preset: Annotated[str, tyro.conf.Suppress]
+    data: str
+    """plain, textured, ood, camo; with numbers of objects as in plain:2-5; or a folder that holds images/."""
+    out: Path | None = None
+    """The run folder; runs/PRESET-DATA-SEED by default. An interrupted run in it is gone on with."""
+    images: int | None = None
+    """Learn from so many images; all by default."""
+    seed: int = 0
+    """Of the weights and the order of images."""
+
+    batch: int = 64
+    """Images a step, over all processes together."""
+    steps: int = 100_000
+    """Steps in all."""
+    minutes: float | None = None
+    """Stop after so many minutes of training, if the steps are not done by then."""
+    lr: float = 4e-4
+    """Adam's learning rate."""
+    warmup: int = 500
+    """Steps over which the rate rises from zero."""
+    decay: float = 0.5
+    """The rate is multiplied by this..."""
+    decay_steps: int = 20_000
+    """...every so many steps, smoothly."""
+    clip: float = 1.0
+    """Largest norm of the gradient; 0 for no limit."""
+
+    eval_every: int = 1000
+    """Steps between evaluations."""
+    eval_images: int = 320
+    """How many validation images an evaluation takes."""
+    save_minutes: float = 1.0
+    """Time between saved states."""
+
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to run."""
+    devices: int = 1
+    """Processes on this node, one for each device."""
+    nodes: int = 1
+    """Nodes; start the command on each, by torchrun, SLURM or with Lightning's variables."""
+    precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
+    """bf16-mixed on CUDA, 32-true elsewhere. The cuts are solved in float32 always."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile: on for CUDA."""
+    cache: Path | None = None
+    """Keep rendered scenes in this folder for other runs; in memory by default."""
+    overwrite: bool = False
+    """Start anew if the run folder holds another run."""
+
+
+CLEVR = ModelConfig(
+    size=128,
+    slots=12,
+    slot_dim=64,
+    module="cut",
+    encoder="cnn",
+    encoder_maps=64,
+    encoder_kernels=(5, 5, 5, 5),
+    encoder_norm=False,
+    weight_maps=32,
+    weight_kernels=(3, 3, 1),
+    signed=True,
+    gamma=0.5,
+    reach=None,
+    anchor=0.0,
+    temperature=0.5,
+    background="cuts",
+    background_temperature=0.1,
+    sharpen=None,
+    pool="mean",
+    streams=1,
+    feature_maps=64,
+    hidden=128,
+    iterations=3,
+    decoder="transposed",
+    decoder_maps=(64,),
+    decoder_extra=1,
+    decoder_style="relu",
+)
+
+CLEVRTEX = dataclasses.replace(CLEVR, encoder="resnet", encoder_maps=100, encoder_kernels=(5, 3, 3, 3, 3))
+
+RELEASED = dataclasses.replace(
+    CLEVRTEX,
+    encoder_norm=True,
+    weight_maps=100,
+    weight_kernels=(3, 3),
+    signed=False,
+    background="terminals",
+    background_temperature=1.0,
+    sharpen=0.1,
+    streams=3,
+    decoder_extra=2,
+    decoder_style="leaky",
+)
+
+TINY = dataclasses.replace(
+    CLEVR,
+    size=64,
+    slots=6,
+    encoder_maps=32,
+    encoder_kernels=(5, 3, 3),
+    weight_kernels=(3, 3, 3),
+    feature_maps=128,
+    decoder="subpixel",
+    decoder_maps=(32, 32),
+    decoder_extra=0,
+)
+
+PRESETS: dict[str, TrainConfig] = {
+    "tiny": TrainConfig(
+        TINY,
+        "tiny",
+        "plain:2-5",
+        images=1_100,
+        batch=16,
+        steps=1_000,
+        lr=1e-3,
+        warmup=0,
+        decay_steps=700,
+        eval_every=200,
+        eval_images=96,
+    ),
+    "clevr": TrainConfig(CLEVR, "clevr", "plain", images=20_000),
+    "clevrtex": TrainConfig(CLEVRTEX, "clevrtex", "textured"),
+    "released": TrainConfig(RELEASED, "released", "textured", warmup=0, decay=0.8, decay_steps=20_000),
+}
