@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 import cutslots
 from cutslots.disk import naming, progress, write_atomically
 from cutslots.scenes import materials, physics, shapes
-from cutslots.scenes.draw import COLOURS, FAMILIES, SPLITS, draw
+from cutslots.scenes.draw import COLOURS, FAMILIES, FEWEST_OBJECTS, MOST_OBJECTS, SPLITS, draw
 from cutslots.scenes.render import Rendered, render
 from cutslots.scenes.world import World
 
@@ -38,6 +38,7 @@ class Scenes(Dataset[Sample]):
     """Scene i of (family, split, seed), the same bytes alone, in a batch, in any process.
 
     Families: plain, textured, ood, camo, moving. Splits: train, val, test; a number means another scene in each.
+    `objects` is how many there are, at least and at most.
 
     >>> scenes = Scenes("textured", split="train", size=32)
     >>> image, mask = scenes[7]
@@ -48,7 +49,13 @@ class Scenes(Dataset[Sample]):
     """
 
     def __init__(
-        self, family: str, split: str = "train", size: int = 128, seed: int = 0, count: int | None = None
+        self,
+        family: str,
+        split: str = "train",
+        size: int = 128,
+        seed: int = 0,
+        count: int | None = None,
+        objects: tuple[int, int] = (FEWEST_OBJECTS, MOST_OBJECTS),
     ) -> None:
         if family not in FAMILIES:
             raise ValueError(f"family is {family!r}; expected one of {', '.join(FAMILIES)}")
@@ -60,7 +67,10 @@ class Scenes(Dataset[Sample]):
             raise ValueError(f"seed is {seed!r}; expected a whole number from 0 to 2^32 - 1")
         if count is not None and not (isinstance(count, int) and count >= 0):
             raise ValueError(f"count is {count!r}; expected zero or more")
+        if not (len(objects) == 2 and 1 <= objects[0] <= objects[1] <= MOST_OBJECTS):
+            raise ValueError(f"objects is {objects!r}; expected a range between 1 and {MOST_OBJECTS}, as in (3, 10)")
         self.family, self.split, self.size, self.seed = family, split, size, seed
+        self.objects = list(objects)
         self.count = LENGTH[split] if count is None else count
 
     @property
@@ -93,7 +103,9 @@ class Scenes(Dataset[Sample]):
 
     def world(self, indices: Indices) -> World:
         """What the scenes hold, as arrays."""
-        return draw(self.family, self.split, self.seed, whole_numbers(indices, self.count))
+        return draw(
+            self.family, self.split, self.seed, whole_numbers(indices, self.count), (self.objects[0], self.objects[1])
+        )
 
     def describe(self, indices: Indices) -> tuple[Sample, list[dict[str, Any]]]:
         """A batch on the CPU and, for each scene, its ground truth as plain values."""

@@ -20,7 +20,7 @@ from cutslots.scenes.physics import CANDIDATES
 from cutslots.scenes.world import Camera, World
 
 SPLITS = ("train", "val", "test")
-MOST_OBJECTS = 10
+FEWEST_OBJECTS, MOST_OBJECTS = 3, 10
 FRAMES = 24  # of a moving scene
 RAYS = 32  # side of the view that decides whether an object is seen
 SEEN = 3  # of its RAYS x RAYS rays must meet an object for it to count as visible
@@ -98,11 +98,17 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def draw(family: str, split: str, seed: int, indices: Sequence[int] | np.ndarray) -> World:
+def draw(
+    family: str,
+    split: str,
+    seed: int,
+    indices: Sequence[int] | np.ndarray,
+    objects: tuple[int, int] = (FEWEST_OBJECTS, MOST_OBJECTS),
+) -> World:
     """The scenes at these addresses. Those that fail a rule are drawn again, each by itself, until they keep it."""
     indices = np.asarray(indices, dtype=np.int64).reshape(-1)
     # How many objects there are does not change from attempt to attempt, or crowded scenes would be rare.
-    count = Dice(family, split, seed, indices, 0 * indices).choice("count", np.arange(3, MOST_OBJECTS + 1))
+    count = Dice(family, split, seed, indices, 0 * indices).choice("count", np.arange(objects[0], objects[1] + 1))
     left, attempt = np.arange(len(indices)), 0
     done: list[World] = []
     where: list[np.ndarray] = []

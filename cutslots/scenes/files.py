@@ -31,7 +31,8 @@ SHEET = 16  # scenes on a contact sheet
 PALETTE = np.array(
     [(0, 0, 0)]
     + [
-        [round(255 * c) for c in colorsys.hls_to_rgb(i * 0.381 % 1, (0.62, 0.42, 0.78)[i % 3], 0.7)] for i in range(255)
+        [round(255 * c) for c in colorsys.hls_to_rgb(i * 0.3819660113 % 1, (0.62, 0.42, 0.78)[i % 3], 0.7)]
+        for i in range(255)
     ],
     dtype=np.uint8,
 )
