@@ -1,6 +1,6 @@
-# make demo   draws built-in scenes, cuts a photograph, and prints where the pictures are
+# make demo   trains a small model to find objects, judges it, and prints where the page of pictures is
 # make test   formatting, lint, types and all tests
-# make bench  every solver we know, side by side (see benchmarks/)
+# make bench  every solver and slot module we know, side by side (see benchmarks/)
 #
 # Each sets up .venv first. With a Python that is not called python3: make PYTHON=python3.12 test
 
@@ -9,21 +9,26 @@ BIN := .venv/bin
 
 .PHONY: demo test bench format clean
 
-demo: .venv/ready
-	$(BIN)/python examples/scene_families.py --out out/demo
-	$(BIN)/python examples/relaxed_and_exact.py --out out/demo
+# Another seed: make demo SEED=1
+SEED ?= 0
 
-test: .venv/ready
+demo: .venv/ready
+	$(BIN)/cutslots train tiny --seed $(SEED) --out out/demo-$(SEED)
+	$(BIN)/cutslots evaluate out/demo-$(SEED) --data plain:2-5 --images 320
+	@echo "open out/demo-$(SEED)/evaluation/report.html in a browser"
+
+test: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
 
-bench: .venv/ready
+bench: .venv/dev
 	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/solvers.py
+	$(BIN)/python benchmarks/slots.py
 
-format: .venv/ready
+format: .venv/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -31,6 +36,10 @@ format: .venv/ready
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 14) else \
 	    f"cutslots needs Python 3.11 to 3.13, and $(PYTHON) is {v.major}.{v.minor}: try make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+.venv/dev: .venv/ready
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 import cutslots
+from cutslots.presets import PRESETS, TrainConfig
 
 
 def info() -> None:
@@ -35,6 +37,7 @@ def generate(
     size: int = 128,
     split: Literal["train", "val", "test"] = "train",
     seed: int = 0,
+    objects: tuple[int, int] = (3, 10),
     overwrite: bool = False,
 ) -> None:
     """Write built-in scenes as files: images, masks, ground truth, a contact sheet.
@@ -46,18 +49,102 @@ def generate(
         size: The side of the pictures, in pixels.
         split: A number means another scene in each split.
         seed: Another seed, other scenes.
+        objects: How many objects a scene holds, at least and at most.
         overwrite: Empty the folder first if it holds something else.
     """
     from cutslots.scenes import Scenes, files
 
     if count < 1:
         raise ValueError(f"--count is {count}; expected at least 1")
-    scenes = Scenes(family, split, size, seed, count)
+    scenes = Scenes(family, split, size, seed, count, objects)
     files.generate(scenes, out, overwrite)
     print(f"wrote {count} scenes to {out}; see {out / 'contact_sheet.png'}")
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"generate": generate, "info": info}
+if TYPE_CHECKING:
+    Preset = TrainConfig
+else:  # a subcommand for each preset, whose options are its numbers
+    described = {
+        "tiny": "finds objects on two CPU cores in minutes",
+        "clevr": "the paper's text, for plain scenes",
+        "clevrtex": "the paper's text, for textured scenes",
+        "released": "what the authors' code does where it differs",
+    }
+    Preset = tyro.conf.OmitArgPrefixes[
+        tyro.extras.subcommand_type_from_defaults(PRESETS, described, prefix_names=False)
+    ]
+
+
+def train(config: Preset) -> None:
+    """Learn to find objects. The same command again goes on with a run that was interrupted."""
+    from cutslots import train
+
+    try:
+        train.train(config)
+    except train.Interrupted as stopped:
+        print(f"cutslots: {stopped}\nthe same command goes on from there: {shlex.join(['cutslots', *sys.argv[1:]])}")
+        sys.exit(130)
+
+
+def evaluate(
+    weights: tyro.conf.Positional[str],
+    data: tuple[str, ...] = ("plain",),
+    out: Path | None = None,
+    split: Literal["train", "val", "test"] = "test",
+    images: int | None = None,
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto",
+    devices: int = 1,
+    precision: Literal["auto", "32-true", "bf16-mixed"] = "auto",
+) -> None:
+    """Score a model on datasets: ARI, ARI-FG, mIoU, MSE; a table, JSON, a CSV of every image and a page of pictures.
+
+    Args:
+        weights: A run folder, a .safetensors file or the name of shipped weights.
+        data: plain, textured, ood, camo; with numbers of objects as in plain:2-5; folders with images/ and masks/.
+        out: Where to write; by default evaluation/ in the run folder.
+        split: Which images: of scenes, another set for each; of folders, val is every tenth image and test is all.
+        images: How many of each dataset; by default all, which is 1,000 of scenes.
+        accelerator: Where to run.
+        devices: Processes, one for each device. The scores do not depend on it.
+        precision: bf16-mixed on CUDA, 32-true elsewhere.
+    """
+    from cutslots.devices import make_fabric
+    from cutslots.evaluate import evaluate
+
+    if images is not None and images < 1:
+        raise ValueError(f"images is {images}; expected at least 1")
+    evaluate(weights, data, out, split, images, make_fabric(accelerator, devices, 1, precision))
+
+
+def predict(
+    weights: tyro.conf.Positional[str],
+    images: tyro.conf.Positional[Path],
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])],
+    device: str = "auto",
+    overwrite: bool = False,
+) -> None:
+    """Find the objects in an image or in all images of a folder: overlay, masks, reconstruction, COCO JSON.
+
+    Args:
+        weights: A run folder, a .safetensors file or the name of shipped weights.
+        images: A picture or a folder of pictures, of any size and mode.
+        out: The folder to write to.
+        device: cpu, cuda, cuda:1, mps; by default CUDA where there is one.
+        overwrite: Write over what an earlier prediction left in the folder.
+    """
+    from cutslots.predict import predict
+
+    if not predict(weights, images, out, device, overwrite):
+        sys.exit(1)
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "train": train,
+    "evaluate": evaluate,
+    "predict": predict,
+    "generate": generate,
+    "info": info,
+}
 
 
 def main() -> None:

@@ -1,0 +1,137 @@
+"""How well a model finds objects: scores for every image of a dataset, of the decoder's masks and of the partition's.
+
+Processes take batches in turn and the scores are put in order before any mean is taken, so that any number of
+processes gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cutslots import metrics
+from cutslots.data import Images, Sample, hold, open_data
+from cutslots.disk import progress, write_atomically
+from cutslots.model import Discovery, Found, as_floats, load
+from cutslots.report import Pictures, paper_rows, table_text, write_evaluation
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+BATCH = 32
+SHOWN = 8  # images in a report
+
+
+def labels(found: Found) -> dict[str, Tensor]:
+    """The slot of every pixel, (B, S, S): by the decoder's masks and by the partition's, brought to the same size."""
+    partition = F.interpolate(found.partition.float(), found.masks.shape[-2:], mode="bilinear", align_corners=False)
+    return {"decoder": found.masks.argmax(1), "partition": partition.argmax(1)}
+
+
+@torch.no_grad()
+def judge(model: Discovery, data: Images, fabric: Fabric, count: int | None = None, title: str = "") -> metrics.Scores:
+    """The scores of the first `count` images, gathered from all processes. Names of the partition's begin with it."""
+    scores = metrics.Scores()
+    numbers = np.arange(len(data) if count is None else min(count, len(data)))
+    batches = [numbers[i : i + BATCH] for i in range(0, len(numbers), BATCH)]
+    mine = range(fabric.global_rank, len(batches), fabric.world_size)
+    was_training = model.training
+    model.eval()
+    with progress(not title or fabric.global_rank > 0) as bar:
+        for b in bar.track(mine, description=title):
+            sample = data.render(batches[b], fabric.device)
+            torch.manual_seed(b)  # Slot Attention draws its slots
+            with fabric.autocast():
+                found = model(sample.image)
+            scores.add(batches[b], _columns(sample, found))
+    model.train(was_training)
+    scores.gather()
+    return scores
+
+
+def _columns(sample: Sample, found: Found) -> dict[str, Tensor]:
+    columns = {"objects": torch.tensor([len(mask.unique()[mask.unique() > 0]) for mask in sample.mask])}
+    for kind, label in labels(found).items():
+        prefix = "" if kind == "decoder" else f"{kind}_"
+        columns |= {prefix + name: value for name, value in metrics.score(sample.mask, label).items()}
+    columns["mse"] = metrics.squared_error(as_floats(sample.image), found.reconstruction)
+    return columns
+
+
+def evaluate(
+    weights: str,
+    data: tuple[str, ...],
+    out: Path | None,
+    split: str,
+    images: int | None,
+    fabric: Fabric,
+) -> dict[str, Any]:
+    """Scores a model on datasets, prints the table, writes results.json, per_image.csv and report.html to `out`."""
+    model = load(weights, fabric.device)
+    folder = out or (Path(weights) / "evaluation" if Path(weights).is_dir() else Path("evaluation"))
+    opened = {name: _with_masks(name, split, model.config.size, images) for name in data}
+    results: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    pictures: dict[str, Pictures] = {}
+    for name, dataset in opened.items():
+        title = f"{name}, {split}"
+        held = hold(dataset, fabric.device, fabric.global_rank > 0, title)
+        scores = judge(model, held, fabric, title="judged")
+        results[name] = {"split": split, "images": len(scores.rows), **scores.means()}
+        rows += [{"data": name, "image": _name(dataset, i), **row} for i, row in scores.table()]
+        pictures[name] = look(model, held, min(SHOWN, len(held)), fabric)
+    if fabric.global_rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        record = {"weights": str(weights), "model": vars(model.config), "results": results}
+        write_atomically(folder / "results.json", json.dumps(record, indent=1, default=list).encode())
+        write_atomically(folder / "per_image.csv", _as_csv(rows))
+        write_evaluation(folder / "report.html", record, pictures, _history(weights))
+        print(table_text(results, paper_rows(results)))
+        print(f"wrote {folder / 'results.json'}, per_image.csv and {folder / 'report.html'}")
+    return results
+
+
+def _with_masks(name: str, split: str, size: int, images: int | None) -> Any:
+    dataset = open_data(name, split, size, images)
+    if not getattr(dataset, "has_masks", True):
+        raise ValueError(f"{name} holds no masks/, without which there is nothing to judge by; see cutslots predict")
+    return dataset
+
+
+def _name(dataset: Any, index: int) -> str:
+    return dataset.name(index) if hasattr(dataset, "name") else f"{index:06d}"
+
+
+@torch.no_grad()
+def look(model: Discovery, data: Images, count: int, fabric: Fabric) -> Pictures:
+    """The first images with what the model makes of them, for people to look at."""
+    sample = data.render(np.arange(count), fabric.device)
+    was_training = model.training
+    model.eval()
+    torch.manual_seed(0)
+    with fabric.autocast():
+        found = model(sample.image)
+    model.train(was_training)
+    return Pictures.of(sample, found, labels(found))
+
+
+def _as_csv(rows: list[dict[str, Any]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else ["data"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def _history(weights: str) -> Path | None:
+    """The run folder the weights lie in, if they do."""
+    folder = Path(weights) if Path(weights).is_dir() else Path(weights).parent
+    return folder if (folder / "metrics.jsonl").is_file() else None

@@ -1,0 +1,180 @@
+"""The objects in anybody's pictures, as files.
+
+    OUT/masks.json                every mask, in COCO's format: run lengths, boxes, areas
+    OUT/NAME/overlay.png          the picture under the colours of its slots
+    OUT/NAME/labels.png           palette PNG, value = slot, from 1 on
+    OUT/NAME/slot_01.png ...      a mask for each slot that holds a pixel, 255 inside
+    OUT/NAME/reconstruction.png   how the model redrew it
+    OUT/predict.json              what was asked for
+
+NAME is that of the picture without its ending, dots written as underscores. Pictures may have any size; the model sees
+them at its own, and masks come back at theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+import cutslots
+from cutslots.data.folder import list_images, read_image
+from cutslots.disk import progress, write_atomically
+from cutslots.model import Discovery, load
+from cutslots.report import blend, paint, png
+from cutslots.scenes.files import palette_image
+
+
+def predict(weights: str, images: Path, out: Path, device: str = "auto", overwrite: bool = False) -> bool:
+    """Writes what the model finds; False if some picture could not be read, which is said and stops no other."""
+    files = _files(images)
+    model = load(weights, _usable(device))
+    _prepare(out, {"weights": str(weights), "images": str(images), "version": cutslots.__version__}, overwrite)
+    record: dict[str, Any] = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "object"}]}
+    failed = 0
+    with progress() as bar:
+        for file in bar.track(files, description="pictures"):
+            try:
+                picture = read_image(file)
+            except ValueError as error:
+                failed += 1
+                bar.console.print(f"cutslots: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+                continue
+            labels, scores = _write(model, picture, out / file.stem.replace(".", "_"))
+            _record(record, file.name, labels, scores)
+    write_atomically(out / "masks.json", json.dumps(record).encode())
+    print(f"wrote {len(files) - failed} of {len(files)} pictures to {out}; all masks are in {out / 'masks.json'}")
+    if failed:
+        print(f"cutslots: {failed} of {len(files)} pictures could not be read", file=sys.stderr)
+    return not failed
+
+
+def _usable(device: str) -> str:
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device is {device!r}, which cannot be used here: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def _files(images: Path) -> list[Path]:
+    if images.is_file():
+        return [images]
+    if not images.is_dir():
+        raise ValueError(f"images: there is no {images}; expected a picture or a folder of pictures")
+    found = list_images(images) or (list_images(images / "images") if (images / "images").is_dir() else [])
+    if not found:
+        raise ValueError(f"images: {images} holds no pictures")
+    return found
+
+
+def _prepare(out: Path, request: dict[str, str], overwrite: bool) -> None:
+    """The folder must be new, or hold an earlier prediction of the same."""
+    stamp = out / "predict.json"
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out: {out} is a file; expected a folder to write to")
+    if out.is_dir() and any(out.iterdir()) and not overwrite:
+        try:
+            same = json.loads(stamp.read_text()) == request
+        except (OSError, ValueError):
+            same = False
+        if not same:
+            raise ValueError(f"out: {out} holds something else; choose another folder or pass --overwrite")
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(stamp, json.dumps(request, indent=1).encode())
+
+
+@torch.no_grad()
+def find(model: Discovery, picture: Image.Image) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The slot of every pixel (H, W), from 0; how sure it is, by slot (K,); and the reconstruction (H, W, 3)."""
+    side, device = model.config.size, next(model.parameters()).device
+    small = np.asarray(picture.resize((side, side), Image.Resampling.BILINEAR))
+    torch.manual_seed(0)  # Slot Attention draws its slots
+    found = model(torch.from_numpy(small.copy()).permute(2, 0, 1)[None].to(device))
+    labels, best = _at_size(found.masks[0], (picture.height, picture.width))
+    inside = torch.zeros(len(found.masks[0])).index_add_(0, labels.flatten(), best.flatten())
+    scores = inside / torch.bincount(labels.flatten(), minlength=len(inside)).clamp(min=1)
+    drawn = (found.reconstruction[0].clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+    redrawn = np.asarray(Image.fromarray(drawn).resize(picture.size, Image.Resampling.BICUBIC))
+    return labels.numpy().astype(np.uint8), scores.numpy(), redrawn
+
+
+def _at_size(masks: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """The winning slot of every pixel and its share, one mask at a time: a large picture holds few of them at once."""
+    best, labels = torch.full(shape, -1.0), torch.zeros(shape, dtype=torch.long)
+    for k, mask in enumerate(masks.float().cpu()):
+        mask = F.interpolate(mask[None, None], shape, mode="bilinear", align_corners=False)[0, 0]
+        wins = mask > best
+        best, labels = torch.where(wins, mask, best), labels.masked_fill_(wins, k)
+    return labels, best
+
+
+def _write(model: Discovery, picture: Image.Image, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    labels, scores, redrawn = find(model, picture)
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("slot_*.png"):
+        old.unlink()
+    write_atomically(folder / "overlay.png", png(blend(np.asarray(picture), paint(labels))))
+    write_atomically(folder / "reconstruction.png", png(redrawn))
+    write_atomically(folder / "labels.png", png(palette_image(labels + 1)))
+    for k in np.unique(labels):
+        write_atomically(folder / f"slot_{k + 1:02d}.png", png(((labels == k) * 255).astype(np.uint8)))
+    return labels, scores
+
+
+def _record(record: dict[str, Any], name: str, labels: np.ndarray, scores: np.ndarray) -> None:
+    """Adds an image and its masks. A slot's number is in "slot"; "score" is how sure its pixels are, on average."""
+    height, width = labels.shape
+    number = len(record["images"]) + 1
+    record["images"].append({"id": number, "file_name": name, "width": width, "height": height})
+    for k in np.unique(labels):
+        mask = labels == k
+        rows, cols = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+        box = [cols[0], rows[0], cols[-1] - cols[0] + 1, rows[-1] - rows[0] + 1]
+        record["annotations"].append(
+            {
+                "id": len(record["annotations"]) + 1,
+                "image_id": number,
+                "category_id": 1,
+                "slot": int(k) + 1,
+                "score": round(float(scores[k]), 4),
+                "segmentation": run_lengths(mask),
+                "area": int(mask.sum()),
+                "bbox": [int(v) for v in box],
+                "iscrowd": 0,
+            }
+        )
+
+
+def run_lengths(mask: np.ndarray) -> dict[str, Any]:
+    """COCO's compressed run lengths of a mask (H, W): lengths of runs down the columns, zeros first, written as
+    differences to the length two before, five bits to a character from "0" on, the sixth saying that more follow.
+
+    >>> run_lengths(np.array([[0, 1], [1, 1]], dtype=bool))
+    {'size': [2, 2], 'counts': '13'}
+    """
+    flat = np.concatenate([[False], mask.T.ravel(), [False]])
+    ends = np.flatnonzero(flat[1:] != flat[:-1])
+    edges = np.concatenate([[0], ends, [mask.size] if len(ends) == 0 or ends[-1] != mask.size else []]).astype(int)
+    runs = np.diff(edges)
+    runs[3:] = runs[3:] - runs[1:-2]
+    return {"size": list(mask.shape), "counts": "".join(map(_characters, runs.tolist()))}
+
+
+def _characters(value: int) -> str:
+    text = ""
+    while True:
+        low, value = value & 31, value >> 5
+        more = value != (-1 if low & 16 else 0)
+        text += chr(48 + low + 32 * more)
+        if not more:
+            return text

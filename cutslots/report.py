@@ -1,0 +1,353 @@
+"""Reports: one HTML file that needs nothing else, with pictures, curves, the table beside the paper's, what it took.
+
+`Pictures` holds what there is to look at; `sheet` lays it out as one picture (for the record of a run), the report as
+rows that wrap on a narrow screen.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import html
+import importlib.metadata
+import io
+import json
+import platform
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+import cutslots
+from cutslots.data import Sample
+from cutslots.disk import write_atomically
+from cutslots.metrics import contingency
+from cutslots.model import Found
+from cutslots.scenes.files import PALETTE
+
+SCORES = {
+    "ari_fg": "ARI-FG",
+    "ari": "ARI",
+    "miou": "mIoU",
+    "miou_fg": "mIoU, no background",
+    "miou_gt": "mIoU, by true masks",
+    "mse": "MSE",
+}
+
+# Published figures (Pervez et al., 2023, table 1): mIoU, ARI-FG, MSE, on the datasets our families are made after.
+PAPER = {
+    "plain": ("CLEVR", {"Slot Attention": (36.61, 95.89, 23), "the paper": (49.04, 95.40, 14)}),
+    "textured": ("CLEVRTEX", {"Slot Attention": (22.58, 62.40, 254), "the paper": (42.4, 80.2, 207)}),
+    "ood": ("OOD", {"Slot Attention": (20.98, 58.45, 487), "the paper": (38.0, 72.6, 577)}),
+    "camo": ("CAMO", {"Slot Attention": (19.83, 57.54, 215), "the paper": (38.9, 75.5, 189)}),
+}
+
+
+class Pictures(NamedTuple):
+    """What a model makes of images, as arrays of bytes on the CPU. Shapes: B images, K slots, S side."""
+
+    image: np.ndarray  # (B, S, S, 3)
+    truth: np.ndarray  # (B, S, S) labels
+    reconstruction: np.ndarray  # (B, S, S, 3)
+    decoder: np.ndarray  # (B, S, S) the slot of each pixel, by the decoder's masks
+    partition: np.ndarray  # (B, S, S) the same by the partition's
+    slots: np.ndarray  # (B, K, S, S, 3): each slot's picture where its mask is, white elsewhere
+
+    @classmethod
+    def of(cls, sample: Sample, found: Found, labels: dict[str, Tensor]) -> Pictures:
+        masks = found.masks[:, :, None].float()
+        slots = found.pictures.float() * masks + (1 - masks)
+        return cls(
+            _bytes(sample.image / 255.0),
+            sample.mask.cpu().numpy(),
+            _bytes(found.reconstruction.float()),
+            labels["decoder"].cpu().numpy().astype(np.uint8),
+            labels["partition"].cpu().numpy().astype(np.uint8),
+            _bytes(slots),
+        )
+
+    def columns(self, i: int) -> dict[str, np.ndarray]:
+        """The pictures of one image by their captions, in the paper's order."""
+        seen = self.truth[i].any()
+        colours = [paint(labels, self.truth[i] if seen else None) for labels in (self.decoder[i], self.partition[i])]
+        shown = {"image": self.image[i], "reconstruction": self.reconstruction[i]}
+        if seen:
+            shown["true objects"] = blend(self.image[i], PALETTE[self.truth[i]])
+        shown["found objects"] = blend(self.image[i], colours[0])
+        shown["partition"] = blend(self.image[i], colours[1])
+        return shown | {f"slot {k + 1}": slot for k, slot in enumerate(self.slots[i])}
+
+
+def _bytes(x: Tensor) -> np.ndarray:
+    """Values in [0, 1], channels first, as bytes with channels last."""
+    return (x.clamp(0, 1) * 255).round().byte().movedim(-3, -1).cpu().numpy()
+
+
+def paint(labels: np.ndarray, truth: np.ndarray | None = None) -> np.ndarray:
+    """Colours (S, S, 3) of labels; with a truth, each takes the colour of the object it overlaps most, one to one."""
+    count = int(labels.max()) + 1
+    colour = np.arange(1, count + 1)
+    if truth is not None:
+        table = contingency(torch.from_numpy(truth)[None], torch.from_numpy(labels)[None])[0].numpy()
+        rows, cols = linear_sum_assignment(table / (table.sum(1, keepdims=True) + table.sum(0) + 1), maximize=True)
+        paired = table[rows, cols] > 0
+        free = np.setdiff1d(np.arange(1, len(PALETTE)), np.unique(truth))
+        colour = free[np.arange(count) % len(free)]
+        colour[cols[paired]] = rows[paired]
+    return PALETTE[colour[labels]]
+
+
+def blend(image: np.ndarray, colours: np.ndarray) -> np.ndarray:
+    """Colours laid over a picture; what is black there, the background, stays as it is but darker."""
+    return (0.35 * image + 0.65 * colours).astype(np.uint8)
+
+
+def sheet(pictures: Pictures, gap: int = 2) -> Image.Image:
+    """All of it as one picture, a row for each image."""
+    rows = [list(pictures.columns(i).values()) for i in range(len(pictures.image))]
+    side, across = rows[0][0].shape[0] + gap, max(map(len, rows))
+    page = np.full((len(rows) * side - gap, across * side - gap, 3), 255, dtype=np.uint8)
+    for y, row in enumerate(rows):
+        for x, cell in enumerate(row):
+            page[y * side : y * side + side - gap, x * side : x * side + side - gap] = cell
+    return Image.fromarray(page)
+
+
+def png(picture: Image.Image | np.ndarray) -> bytes:
+    data = io.BytesIO()
+    (picture if isinstance(picture, Image.Image) else Image.fromarray(picture)).save(data, "PNG", optimize=True)
+    return data.getvalue()
+
+
+# ---------------------------------------------------------------------------------------------------------- the tables
+
+
+def paper_rows(results: dict[str, Any]) -> list[tuple[str, str, dict[str, float]]]:
+    """The published rows that belong beside these results: dataset, method, scores in per cent."""
+    rows = []
+    for family in dict.fromkeys(name.partition(":")[0] for name in results):
+        if family in PAPER:
+            dataset, methods = PAPER[family]
+            rows += [
+                (dataset, method, {"miou": values[0], "ari_fg": values[1], "mse": values[2]})
+                for method, values in methods.items()
+            ]
+    return rows
+
+
+def our_rows(results: dict[str, Any]) -> list[tuple[str, str, dict[str, float]]]:
+    rows = []
+    for name, means in results.items():
+        for kind, prefix in (("decoder masks", ""), ("partition masks", "partition_")):
+            scores = {s: 100 * means[prefix + s] for s in SCORES if prefix + s in means and s != "mse"}
+            if not prefix:
+                scores["mse"] = means["mse"]
+            rows.append((f"{name} ({means['images']} images)", kind, scores))
+    return rows
+
+
+def table_text(results: dict[str, Any], paper: Iterable[tuple[str, str, dict[str, float]]] = ()) -> str:
+    """The table for a terminal. Per cent, but for MSE."""
+    lines = [["data", "", *SCORES.values()]]
+    for data, kind, scores in our_rows(results):
+        lines.append([data, kind, *(_number(scores.get(s)) for s in SCORES)])
+    for dataset, method, scores in paper:
+        lines.append([f"published, {dataset}", method, *(_number(scores.get(s)) for s in SCORES)])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c1c1c; --soft: #666; --line: #ddd; --page: #fff; --card: #f6f6f4; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #eee; --soft: #aaa; --line: #444; --page: #161616; --card: #222; }
+}
+* { box-sizing: border-box; }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); margin: 0 auto;
+       max-width: 1320px; padding: 1.2rem; }
+h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .6rem; } p { max-width: 46rem; }
+.facts { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1rem 0; padding: 0; list-style: none; }
+.facts li { background: var(--card); border-radius: 8px; padding: .5rem .9rem; min-width: 7rem; }
+.facts b { display: block; font-size: 1.5rem; line-height: 1.3; font-variant-numeric: tabular-nums; }
+.facts span, figcaption, .soft { color: var(--soft); font-size: .8rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .8rem .3rem 0; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
+tr.paper td { color: var(--soft); }
+.row { display: flex; flex-wrap: wrap; gap: 6px; padding: .6rem 0; border-bottom: 1px solid var(--line); }
+.row figure { margin: 0; width: 96px; } .row img { width: 96px; height: 96px; display: block; border-radius: 4px; }
+figure.wide { margin: 0 0 1rem; } .wide img { max-width: 100%; height: auto; display: block; }
+svg { max-width: 100%; height: auto; background: #fff; border-radius: 8px; }
+pre { background: var(--card); padding: .8rem; border-radius: 8px; overflow-x: auto; font-size: .8rem; }
+@media (max-width: 600px) {
+  body { padding: .8rem; } .row figure { width: 68px; } .row img { width: 68px; height: 68px; }
+}
+"""
+
+
+def page(title: str, lead: str, *sections: str) -> bytes:
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>'
+        f"<body><h1>{html.escape(title)}</h1><p>{html.escape(lead)}</p>{''.join(sections)}</body></html>"
+    ).encode()
+
+
+def section(heading: str, *content: str, note: str = "") -> str:
+    said = f"<p>{html.escape(note)}</p>" if note else ""
+    return f"<section><h2>{html.escape(heading)}</h2>{said}{''.join(content)}</section>"
+
+
+def facts(values: dict[str, str]) -> str:
+    items = "".join(f"<li><b>{html.escape(v)}</b><span>{html.escape(k)}</span></li>" for k, v in values.items())
+    return f'<ul class="facts">{items}</ul>'
+
+
+def table_html(results: dict[str, Any]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in ("data", "", *SCORES.values()))
+    ours = [("", row) for row in our_rows(results)]
+    theirs = [("paper", (f"published, {data}", method, scores)) for data, method, scores in paper_rows(results)]
+    body = "".join(
+        f'<tr class="{kind}"><td>{html.escape(data)}</td><td>{html.escape(method)}</td>'
+        + "".join(f"<td>{_number(scores.get(s))}</td>" for s in SCORES)
+        + "</tr>"
+        for kind, (data, method, scores) in ours + theirs
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def rows_html(pictures: Pictures) -> str:
+    """The paper's figure: for every image a row of pictures with captions."""
+    rows = []
+    for i in range(len(pictures.image)):
+        cells = (
+            f"<figure>{image_html(p, c)}<figcaption>{c}</figcaption></figure>" for c, p in pictures.columns(i).items()
+        )
+        rows.append(f'<div class="row">{"".join(cells)}</div>')
+    return "".join(rows)
+
+
+def image_html(picture: Image.Image | np.ndarray, caption: str) -> str:
+    data = base64.b64encode(png(picture)).decode()
+    return f'<img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
+
+
+def curves_svg(history: Sequence[dict[str, Any]]) -> str:
+    """Loss and scores against steps, drawn by matplotlib, as inline SVG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    losses = [(line["step"], line["loss"]) for line in history if "loss" in line]
+    left.plot(*zip(*losses, strict=True), color="#4477aa", lw=1.2) if losses else None
+    left.set(xlabel="step", title="reconstruction error (mean square)", yscale="log")
+    judged = [line for line in history if "val" in line]
+    steps = [line["step"] for line in judged]
+    for (name, label), colour in zip(list(SCORES.items())[:3], ("#cc3311", "#999933", "#009988"), strict=True):
+        right.plot(steps, [100 * line["val"][name] for line in judged], "o-", ms=3, lw=1.2, color=colour, label=label)
+    right.set(xlabel="step", title="scores on validation images, per cent", ylim=(-2, 100))
+    right.legend(frameon=False)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def versions(device: str = "") -> str:
+    names = ("torch", "numpy", "lightning-fabric")
+    found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+    made = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+    where = f", {device}" if device else ""
+    return f"cutslots {cutslots.__version__}, Python {platform.python_version()}, {found}{where}, {made}"
+
+
+def read_history(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; one that was cut short is left out."""
+    lines = []
+    file = run / "metrics.jsonl"
+    for line in file.read_text().splitlines() if file.is_file() else []:
+        try:
+            lines.append(dict(json.loads(line)))
+        except (ValueError, TypeError):
+            continue
+    return lines
+
+
+def training_sections(run: Path) -> list[str]:
+    """Curves, pictures over time and the configuration of a run."""
+    history, sections = read_history(run), []
+    if history:
+        sections.append(section("Learning", curves_svg(history)))
+    pictures = sorted((run / "pictures").glob("step_*.png"))
+    if pictures:
+        shown = [pictures[i] for i in sorted({round(x) for x in np.linspace(0, len(pictures) - 1, 6)})]
+        grown = "".join(
+            f'<figure class="wide">{image_html(Image.open(p), p.stem)}'
+            f"<figcaption>step {int(p.stem[5:])}</figcaption></figure>"
+            for p in shown
+        )
+        sections.append(section("The same images, as training goes on", grown))
+    if (run / "run.json").is_file():
+        text = (run / "run.json").read_text()
+        sections.append(section("Configuration of the run", f"<pre>{html.escape(text)}</pre>"))
+    return sections
+
+
+def write_evaluation(path: Path, record: dict[str, Any], pictures: dict[str, Pictures], run: Path | None) -> None:
+    results = record["results"]
+    first = next(iter(results.values()))
+    lead = (
+        "Objects found without labels: a model learned to redraw images one slot at a time; each slot's mask is an "
+        "object it has found. Scores compare the masks with the truth, which it never saw."
+    )
+    sections = [
+        facts(
+            {"ARI-FG, " + name: f"{100 * r['ari_fg']:.1f}" for name, r in results.items()}
+            | {"images": str(first["images"])}
+        ),
+        section(
+            "Scores",
+            table_html(results),
+            note="Per cent, but for MSE. Published rows are of the datasets themselves, "
+            "which our scenes are made after: beside them, not against them.",
+        ),
+    ]
+    for name, shown in pictures.items():
+        sections.append(section(f"What it sees in {name}", rows_html(shown)))
+    sections += training_sections(run) if run else []
+    sections.append(
+        section(
+            "Made with", f'<p class="soft">{html.escape(versions())}; weights: {html.escape(record["weights"])}</p>'
+        )
+    )
+    write_atomically(path, page(f"cutslots: {', '.join(results)}", lead, *sections))
+
+
+def write_training(path: Path, title: str, run: Path, values: dict[str, str], pictures: Pictures, device: str) -> None:
+    lead = "A model that learns to find objects by redrawing images, one slot at a time, without labels."
+    sections = [
+        facts(values),
+        section("What it sees in validation images", rows_html(pictures)),
+        *training_sections(run),
+        section("Made with", f'<p class="soft">{html.escape(versions(device))}</p>'),
+    ]
+    write_atomically(path, page(title, lead, *sections))

@@ -1,0 +1,432 @@
+"""Training: a loop to read from top to bottom. Devices, precision and processes are Lightning Fabric's.
+
+A step's images, learning rate and random numbers follow from (seed, step) alone; state.pt holds the weights and Adam's
+moments after some step. So a run that was killed goes on from its newest state to the very weights it would have had.
+
+A run folder:
+
+    run.json            the resolved configuration        metrics.jsonl     loss, speed and scores by step
+    config.json         that of the model                 model.safetensors the newest weights
+    state.pt            the newest training state         tensorboard/      the same curves, for TensorBoard
+    pictures/           what it sees, over time           report.html       all of it on one page
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import io
+import json
+import math
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+import cutslots
+from cutslots.data import Images, hold, open_data
+from cutslots.devices import make_fabric
+from cutslots.disk import append_line, naming, write_atomically
+from cutslots.evaluate import judge, look
+from cutslots.model import Discovery, as_floats, channels_last, save
+from cutslots.presets import TrainConfig
+from cutslots.report import Pictures, png, read_history, sheet, write_training
+
+LOG_EVERY = 20  # steps between lines of metrics.jsonl; the loss is looked at no sooner, for the device not to wait
+NOT_THE_RUN = {
+    "out",
+    "overwrite",
+    "cache",
+    "steps",
+    "minutes",
+    "save_minutes",
+    "devices",
+    "nodes",
+}  # may differ on resuming
+
+
+class Interrupted(Exception):
+    """Training stopped because it was asked to; the state is saved."""
+
+
+def train(config: TrainConfig) -> Path:
+    """Runs, or goes on with, a training run; returns its folder."""
+    check(config)
+    fabric = make_fabric(config.accelerator, config.devices, config.nodes, config.precision)
+    if config.batch % fabric.world_size:
+        raise ValueError(f"batch is {config.batch}; expected a multiple of the {fabric.world_size} processes")
+    folder = config.out or Path("runs") / f"{config.preset}-{Path(config.data).name.replace(':', '-')}-{config.seed}"
+    with open_run(folder, config, fabric):
+        return _train(config, folder, fabric)
+
+
+def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
+    images, judged = training_data(config, fabric), validation_data(config, fabric)
+    torch.manual_seed(config.seed)
+    raw = channels_last(Discovery(config.model))
+    if config.model.encoder_norm and fabric.world_size > 1 and fabric.device.type == "cuda":
+        raw = torch.nn.SyncBatchNorm.convert_sync_batchnorm(raw)
+    optimizer = torch.optim.Adam(raw.parameters(), config.lr, fused=True)
+    state = load_state(folder / "state.pt", raw, optimizer)
+    compiled = config.compile == "on" or (config.compile == "auto" and fabric.device.type == "cuda")
+    model, optimizer = fabric.setup(cast(torch.nn.Module, torch.compile(raw)) if compiled else raw, optimizer)
+
+    log = Log(folder, config, fabric, state)
+    stop = Stop(fabric)
+    batches = Batches(images, config, fabric, state["step"])
+    started = time.monotonic() - state["seconds"]
+    recent: list[Tensor] = []
+    with log, stop, batches:
+        for step in range(state["step"], config.steps):
+            for group in optimizer.param_groups:
+                group["lr"] = rate(config, step)
+            torch.manual_seed((config.seed << 32) + step * fabric.world_size + fabric.global_rank)
+            image = next(batches)
+            error = (model(image).reconstruction - as_floats(image)).square().mean()
+            fabric.backward(error)
+            norm = fabric.clip_gradients(model, optimizer, max_norm=config.clip or math.inf, error_if_nonfinite=False)
+            optimizer.step()
+            optimizer.zero_grad()
+            recent.append(torch.stack([error.detach(), norm if norm is not None else error.detach()]))
+
+            done, now = step + 1, time.monotonic() - started
+            out_of_time = (
+                config.minutes is not None and done % LOG_EVERY == 0 and stop.agreed(now > 60 * config.minutes)
+            )
+            last = done == config.steps or out_of_time
+            if done % LOG_EVERY == 0 or last:
+                log.losses(done, recent, rate(config, step), now)
+                recent = []
+            asked = stop.asked(done)
+            state |= {"step": done, "seconds": now}
+            if (done % config.eval_every == 0 or last) and judged is not None:
+                check_finite(recent, done, folder)
+                log.judged(done, raw, judged)
+            if last or asked or log.save_due(done):
+                check_finite(recent, done, folder)
+                log.save(raw, optimizer, state)
+            if asked and not last:
+                raise Interrupted(f"stopped after step {done}, as asked; all is saved in {folder}")
+            if last:
+                break
+    return log.finish(raw, judged if judged is not None else images)
+
+
+def rate(config: TrainConfig, step: int) -> float:
+    """Rises linearly over `warmup` steps, falls exponentially."""
+    return config.lr * min(1.0, (step + 1) / max(config.warmup, 1)) * config.decay ** (step / config.decay_steps)
+
+
+def check(config: TrainConfig) -> None:
+    for name in ("batch", "steps", "lr", "decay", "decay_steps", "eval_every", "eval_images"):
+        if not getattr(config, name) > 0:
+            raise ValueError(f"{name} is {getattr(config, name)}; expected a positive number")
+    if config.images is not None and config.images < 1:
+        raise ValueError(f"images is {config.images}; expected at least 1")
+
+
+# ---------------------------------------------------------------------------------------------------------------- data
+
+
+def training_data(config: TrainConfig, fabric: Fabric) -> Images:
+    data = open_data(config.data, "train", config.model.size, config.images)
+    return _held(data, config, fabric, f"{config.data}, train")
+
+
+def validation_data(config: TrainConfig, fabric: Fabric) -> Images | None:
+    """None where there is no truth to judge by."""
+    data = open_data(config.data, "val", config.model.size, config.eval_images)
+    return _held(data, config, fabric, f"{config.data}, val") if getattr(data, "has_masks", True) else None
+
+
+def _held(data: Any, config: TrainConfig, fabric: Fabric, title: str) -> Images:
+    if config.cache is not None and hasattr(data, "cache"):  # one process renders, the others wait and read
+        place = config.cache / f"{config.data.replace(':', '-')}-{data.split}-{data.size}-{len(data)}"
+        with fabric.rank_zero_first(local=True):
+            data = data.cache(place, fabric.device, quiet=fabric.local_rank > 0)
+    return hold(data, fabric.device, fabric.global_rank > 0, title)
+
+
+class Batches:
+    """The images of one step after another, made ready by a thread while the device works on the step before."""
+
+    def __init__(self, images: Images, config: TrainConfig, fabric: Fabric, step: int) -> None:
+        self.images, self.config, self.fabric, self.step = images, config, fabric, step
+        self.epoch, self.order = -1, np.empty(0, dtype=np.int64)
+
+    def __enter__(self) -> None:
+        self.pool = ThreadPoolExecutor(1)
+        self.ahead = self.pool.submit(self._make, self.step)
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.shutdown(wait=True, cancel_futures=True)
+
+    def __next__(self) -> Tensor:
+        image = self.ahead.result()
+        self.step += 1
+        self.ahead = self.pool.submit(self._make, self.step)
+        return image
+
+    def _make(self, step: int) -> Tensor:
+        return self.images.render(self.numbers(step), self.fabric.device).image
+
+    def numbers(self, step: int) -> np.ndarray:
+        """The images of this process at a step: its share of the next `batch` of an order shuffled every epoch."""
+        share = self.config.batch // self.fabric.world_size
+        first = step * self.config.batch + self.fabric.global_rank * share
+        return np.array([self._shuffled(i) for i in range(first, first + share)])
+
+    def _shuffled(self, i: int) -> int:
+        epoch, place = divmod(i, len(self.images))
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.order = np.random.default_rng([self.config.seed, epoch]).permutation(len(self.images))
+        return int(self.order[place])
+
+
+# ------------------------------------------------------------------------------------------------------ the run folder
+
+
+@contextlib.contextmanager
+def open_run(folder: Path, config: TrainConfig, fabric: Fabric) -> Iterator[None]:
+    """Makes the folder, or finds the run in it to be the same; holds its lock while training."""
+    lock: IO[bytes] | None = None
+    if fabric.global_rank == 0:
+        lock = _prepare(folder, config)
+    fabric.barrier()
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def _prepare(folder: Path, config: TrainConfig) -> IO[bytes]:
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; expected a folder for the run")
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise ValueError(f"{folder} is in use by another run; wait for it or choose another --out") from None
+    values = json.loads(json.dumps(dataclasses.asdict(config), default=str)) | {"version": cutslots.__version__}
+    file = folder / "run.json"
+    others = [p for p in folder.iterdir() if p.name != ".lock"]
+    if others and config.overwrite:
+        for path in others:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    elif others:
+        _same_run(file, values)
+    write_atomically(file, json.dumps(values, indent=1).encode())
+    return lock
+
+
+def _same_run(file: Path, values: dict[str, Any]) -> None:
+    try:
+        before = dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        raise ValueError(f"{file.parent} is not empty and holds no run; choose another --out") from None
+    wrong = [k for k in values if k not in NOT_THE_RUN and before.get(k) != values[k]]
+    if "model" in wrong:
+        inner = before.get("model") or {}
+        wrong += [k for k, v in values["model"].items() if inner.get(k) != v]
+        wrong.remove("model")
+    if wrong:
+        raise ValueError(
+            f"{file.parent} holds another run (its {', '.join(wrong)} differ); choose another --out or pass --overwrite"
+        )
+
+
+def load_state(file: Path, model: Discovery, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Puts the newest state back; where there is none, the run begins."""
+    if not file.exists():
+        return {"step": 0, "seconds": 0.0}
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        return {"step": int(state["step"]), "seconds": float(state["seconds"])}
+    except Exception as error:  # torch.load raises whatever a damaged file leads it to
+        first = str(error).split("\n")[0]
+        raise ValueError(f"{file} is not a training state of this model ({first}); delete it to begin again") from None
+
+
+def check_finite(recent: list[Tensor], done: int, folder: Path) -> list[list[float]]:
+    """The losses and gradient norms of the last steps; a sentence if one is not a number."""
+    values = torch.stack(recent).tolist() if recent else []
+    for i, row in enumerate(values):
+        if not all(map(math.isfinite, row)):
+            state = folder / "state.pt"
+            good = f"the last good state is {state}" if state.exists() else "no state was saved before"
+            what, value = ("loss", row[0]) if not math.isfinite(row[0]) else ("norm of the gradient", row[1])
+            raise ValueError(f"the {what} is {value} at step {done - len(values) + i + 1}; {good}; try a lower --lr")
+    return values
+
+
+class Stop:
+    """Ctrl-C and SIGTERM end the run after the step it is at; a second one ends it at once."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric, self.flag = fabric, False
+
+    def __enter__(self) -> None:
+        self.before = {s: signal.signal(s, self._heard) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _heard(self, number: int, _: object) -> None:
+        if self.flag:
+            raise KeyboardInterrupt
+        self.flag = True
+
+    def asked(self, done: int) -> bool:
+        """Several processes must stop at the same step: they ask each other when they log."""
+        if self.fabric.world_size == 1:
+            return self.flag
+        return done % LOG_EVERY == 0 and self.agreed(self.flag)
+
+    def agreed(self, wish: bool) -> bool:
+        """Whether any process wishes it."""
+        if self.fabric.world_size == 1:
+            return wish
+        wishes = self.fabric.all_reduce(torch.tensor(float(wish), device=self.fabric.device), reduce_op="sum")
+        return bool(torch.as_tensor(wishes) > 0)
+
+
+class Log:
+    """What a run tells: progress, metrics.jsonl, TensorBoard, pictures, weights, state. Process 0 writes."""
+
+    def __init__(self, folder: Path, config: TrainConfig, fabric: Fabric, state: dict[str, Any]) -> None:
+        self.folder, self.config, self.fabric, self.first = folder, config, fabric, state["step"]
+        self.writes = fabric.global_rank == 0
+        self.saved = self.logged_at = time.monotonic()
+        self.logged = state["step"]
+        self.newest: dict[str, float] = {}
+        self.speed = 0.0
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[told]}"),
+            TimeRemainingColumn(),
+        )
+        self.bar = Progress(*columns, disable=not self.writes)
+        if self.writes:
+            self._forget_after(state["step"])
+            (folder / "pictures").mkdir(exist_ok=True)
+
+    def __enter__(self) -> None:
+        self.bar.start()
+        self.task = self.bar.add_task(self.config.preset, total=self.config.steps, completed=self.first, told="")
+        if self.writes:
+            from tensorboardX import SummaryWriter
+
+            self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.first)
+            if self.first:
+                self.bar.console.print(f"going on after step {self.first}")
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+        if self.writes:
+            self.board.close()
+
+    def _forget_after(self, step: int) -> None:
+        """Drops lines that a killed run wrote after its newest state: those steps are done again."""
+        kept = [line for line in read_history(self.folder) if line.get("step", 0) <= step]
+        if (self.folder / "metrics.jsonl").exists():
+            write_atomically(self.folder / "metrics.jsonl", b"".join(json.dumps(x).encode() + b"\n" for x in kept))
+        for line in kept:
+            self.newest = line.get("val", self.newest)
+
+    def losses(self, done: int, recent: list[Tensor], lr: float, seconds: float) -> None:
+        rows = torch.stack(recent)
+        if self.fabric.world_size > 1:
+            rows = torch.as_tensor(self.fabric.all_reduce(rows, reduce_op="mean"))
+        values = np.array(check_finite(list(rows), done, self.folder))
+        now = time.monotonic()
+        self.speed = (done - self.logged) * self.config.batch / max(now - self.logged_at, 1e-9)
+        self.logged, self.logged_at = done, now
+        loss, norm = values.mean(0)
+        line = {"step": done, "loss": loss, "gradient": norm, "lr": lr, "images_per_second": self.speed}
+        self._write(line | {"seconds": round(seconds, 2)})
+        if self.writes:
+            for name in ("loss", "gradient", "lr", "images_per_second"):
+                self.board.add_scalar(f"train/{name}", line[name], done)
+        self.bar.update(self.task, completed=done, told=self._told(loss))
+
+    def _told(self, loss: float) -> str:
+        score = f"  ARI-FG {100 * self.newest['ari_fg']:.1f}" if self.newest else ""
+        return f"loss {loss:.5f}  {self.speed:.0f} images/s{score}"
+
+    def judged(self, done: int, model: Discovery, data: Images) -> None:
+        began = time.monotonic()
+        self.newest = judge(model, data, self.fabric, self.config.eval_images).means()
+        if self.writes:
+            self._write({"step": done, "val": self.newest})
+            for name, value in self.newest.items():
+                self.board.add_scalar(f"val/{name}", value, done)
+            pictures = sheet(look(model, data, min(4, len(data)), self.fabric))
+            write_atomically(self.folder / "pictures" / f"step_{done:07d}.png", png(pictures))
+            self.board.add_image("pictures", np.asarray(pictures), done, dataformats="HWC")
+            told = "  ".join(f"{n} {100 * self.newest[k]:.1f}" for n, k in (("ARI-FG", "ari_fg"), ("mIoU", "miou")))
+            self.bar.console.print(f"step {done}: {told}  MSE {self.newest['mse']:.1f}", highlight=False)
+        self.logged_at += time.monotonic() - began  # the speed is that of training
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self.writes:
+            append_line(self.folder / "metrics.jsonl", json.dumps(line).encode())
+
+    def save_due(self, done: int) -> bool:
+        """Process 0 saves by the clock, after whole steps: which one does not matter, a state is exact at any."""
+        return self.writes and time.monotonic() - self.saved > 60 * self.config.save_minutes
+
+    def save(self, model: Discovery, optimizer: Any, state: dict[str, Any]) -> None:
+        if self.writes:
+            data = io.BytesIO()
+            inner = getattr(optimizer, "optimizer", optimizer)
+            torch.save({**state, "model": model.state_dict(), "optimizer": inner.state_dict()}, data)
+            write_atomically(self.folder / "state.pt", data.getvalue())
+            save(model, self.folder)
+        self.saved = time.monotonic()
+
+    def finish(self, model: Discovery, data: Images) -> Path:
+        if self.writes:
+            write_training_report(
+                self.folder, self.config, look(model, data, min(8, len(data)), self.fabric), self.fabric
+            )
+            print(f"wrote {self.folder / 'model.safetensors'} and {self.folder / 'report.html'}")
+        return self.folder
+
+
+def write_training_report(folder: Path, config: TrainConfig, pictures: Pictures, fabric: Fabric) -> None:
+    history = read_history(folder)
+    losses = [line for line in history if "loss" in line]
+    scores = [line["val"] for line in history if "val" in line]
+    values = {
+        "steps": f"{losses[-1]['step']:,}",
+        "minutes": f"{losses[-1]['seconds'] / 60:.1f}",
+        "seed": str(config.seed),
+    }
+    if scores:
+        values = {"ARI-FG": f"{100 * scores[-1]['ari_fg']:.1f}", "mIoU": f"{100 * scores[-1]['miou']:.1f}"} | values
+    values["images a second"] = f"{np.median([line['images_per_second'] for line in losses]):,.0f}"
+    cuda = fabric.device.type == "cuda"
+    device = torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} CPU threads"
+    title = f"cutslots: {config.preset} on {config.data}"
+    write_training(folder / "report.html", title, folder, values, pictures, f"{device}, {os.cpu_count()} cores")
