@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from cutslots.cut import GridCut
+from cutslots.devices import keep_memory
 from cutslots.model import Discovery, channels_last
 from cutslots.presets import PRESETS
 from cutslots.slots import CutSlots, SlotAttention, SoftmaxSlots
@@ -27,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--batch", type=int, help="default 8, or 64 on CUDA")
+    keep_memory()
     parser.add_argument("--no-step", action="store_true", help="leave the whole training step out")
     args = parser.parse_args()
     batch = args.batch or (8, 64)[args.device == "cuda"]
@@ -86,7 +88,7 @@ def step(device: str, batch: int) -> None:
     print(f"{times['cut']:.3f} ms: {100 * times['cut'] / times['step']:.1f} % of the step")
 
 
-def clock(runs: dict[str, Callable[[], object]], device: str, rounds: int = 5) -> dict[str, float]:
+def clock(runs: dict[str, Callable[[], object]], device: str, rounds: int = 8) -> dict[str, float]:
     """Milliseconds of each, which take turns: the least of `rounds` medians."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     repeats = 10 if device == "cuda" else 3

@@ -11,25 +11,54 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["EqualityQP", "Graph", "GraphCut", "GridCut", "Matching", "Scenes", "exact", "graph", "match_slots"]
+__all__ = [
+    "PRESETS",
+    "CutSlots",
+    "Discovery",
+    "EqualityQP",
+    "Graph",
+    "GraphCut",
+    "GridCut",
+    "KPartition",
+    "Matching",
+    "Scenes",
+    "SlotAttention",
+    "SoftmaxSlots",
+    "exact",
+    "graph",
+    "load",
+    "match_slots",
+    "metrics",
+]
 
 _HOME = {
+    "PRESETS": "presets",
+    "CutSlots": "slots",
+    "Discovery": "model",
     "EqualityQP": "qp",
     "Graph": "graph",
     "GridCut": "cut",
     "GraphCut": "cut",
+    "KPartition": "partition",
     "Matching": "matching",
-    "match_slots": "matching",
     "Scenes": "scenes",
+    "SlotAttention": "slots",
+    "SoftmaxSlots": "slots",
+    "load": "model",
+    "match_slots": "matching",
 }
 
 if TYPE_CHECKING:
-    from cutslots import exact, graph
+    from cutslots import exact, graph, metrics
     from cutslots.cut import GraphCut, GridCut
     from cutslots.graph import Graph
     from cutslots.matching import Matching, match_slots
+    from cutslots.model import Discovery, load
+    from cutslots.partition import KPartition
+    from cutslots.presets import PRESETS
     from cutslots.qp import EqualityQP
     from cutslots.scenes import Scenes
+    from cutslots.slots import CutSlots, SlotAttention, SoftmaxSlots
 
 
 def __getattr__(name: str) -> Any:

@@ -82,7 +82,10 @@ def train(config: Preset) -> None:
     try:
         train.train(config)
     except train.Interrupted as stopped:
-        print(f"cutslots: {stopped}\nthe same command goes on from there: {shlex.join(['cutslots', *sys.argv[1:]])}")
+        if stopped.tell:
+            print(
+                f"cutslots: {stopped}\nthe same command goes on from there: {shlex.join(['cutslots', *sys.argv[1:]])}"
+            )
         sys.exit(130)
 
 

@@ -27,15 +27,14 @@ def make_fabric(accelerator: str = "auto", devices: int = 1, nodes: int = 1, pre
     several = devices * nodes > 1 or int(os.environ.get("WORLD_SIZE", 1)) > 1
     # Buffers are constants (cosines, grids): there is nothing to keep in step, and evaluation runs at its own pace.
     strategy = DDPStrategy(broadcast_buffers=False) if several else "auto"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fabric = Fabric(
-            accelerator=accelerator,
-            devices=devices,
-            num_nodes=nodes,
-            precision=precision,  # type: ignore[arg-type]
-            strategy=strategy,
-        )
+    warnings.filterwarnings("ignore", message=".*broadcast_buffers")  # newer torch has another name for it
+    fabric = Fabric(
+        accelerator=accelerator,
+        devices=devices,
+        num_nodes=nodes,
+        precision=precision,  # type: ignore[arg-type]
+        strategy=strategy,
+    )
     keep_memory()
     if accelerator == "cuda":
         torch.backends.cudnn.benchmark = True

@@ -75,11 +75,11 @@ class Pictures(NamedTuple):
         """The pictures of one image by their captions, in the paper's order."""
         seen = self.truth[i].any()
         colours = [paint(labels, self.truth[i] if seen else None) for labels in (self.decoder[i], self.partition[i])]
-        shown = {"image": self.image[i], "reconstruction": self.reconstruction[i]}
+        shown = {"image": self.image[i], "redrawn": self.reconstruction[i]}
         if seen:
             shown["true objects"] = blend(self.image[i], PALETTE[self.truth[i]])
         shown["found objects"] = blend(self.image[i], colours[0])
-        shown["partition"] = blend(self.image[i], colours[1])
+        shown["its partition"] = blend(self.image[i], colours[1])
         return shown | {f"slot {k + 1}": slot for k, slot in enumerate(self.slots[i])}
 
 
@@ -191,13 +191,16 @@ table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabul
 th, td { padding: .3rem .8rem .3rem 0; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
 tr.paper td { color: var(--soft); }
-.row { display: flex; flex-wrap: wrap; gap: 6px; padding: .6rem 0; border-bottom: 1px solid var(--line); }
-.row figure { margin: 0; width: 96px; } .row img { width: 96px; height: 96px; display: block; border-radius: 4px; }
+.row { display: flex; flex-wrap: wrap; gap: 6px 18px; padding: .7rem 0; border-bottom: 1px solid var(--line); }
+.row > div { display: flex; flex-wrap: wrap; gap: 6px; }
+.row > div + div { flex: 1 1 300px; align-content: flex-start; }
+.row figure { margin: 0; width: 120px; } .row > div + div figure { width: 74px; }
+.row img { width: 100%; aspect-ratio: 1; display: block; border-radius: 4px; outline: 1px solid var(--line); }
 figure.wide { margin: 0 0 1rem; } .wide img { max-width: 100%; height: auto; display: block; }
 svg { max-width: 100%; height: auto; background: #fff; border-radius: 8px; }
 pre { background: var(--card); padding: .8rem; border-radius: 8px; overflow-x: auto; font-size: .8rem; }
 @media (max-width: 600px) {
-  body { padding: .8rem; } .row figure { width: 68px; } .row img { width: 68px; height: 68px; }
+  body { padding: .8rem; } .row figure { width: 108px; } .row > div + div figure { width: 56px; }
 }
 """
 
@@ -237,10 +240,12 @@ def rows_html(pictures: Pictures) -> str:
     """The paper's figure: for every image a row of pictures with captions."""
     rows = []
     for i in range(len(pictures.image)):
-        cells = (
-            f"<figure>{image_html(p, c)}<figcaption>{c}</figcaption></figure>" for c, p in pictures.columns(i).items()
-        )
-        rows.append(f'<div class="row">{"".join(cells)}</div>')
+        columns = [
+            (c.startswith("slot"), f"<figure>{image_html(p, c)}<figcaption>{c}</figcaption></figure>")
+            for c, p in pictures.columns(i).items()
+        ]
+        groups = ("".join(cell for is_slot, cell in columns if is_slot == wanted) for wanted in (False, True))
+        rows.append(f'<div class="row">{"".join(f"<div>{group}</div>" for group in groups)}</div>')
     return "".join(rows)
 
 

@@ -26,11 +26,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.utilities.rank_zero import rank_zero_only
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
@@ -57,17 +58,22 @@ NOT_THE_RUN = {
 
 
 class Interrupted(Exception):
-    """Training stopped because it was asked to; the state is saved."""
+    """Training stopped because it was asked to; the state is saved. One process of several is to tell."""
+
+    def __init__(self, sentence: str, tell: bool) -> None:
+        super().__init__(sentence)
+        self.tell = tell
 
 
 def train(config: TrainConfig) -> Path:
-    """Runs, or goes on with, a training run; returns its folder."""
+    """Runs, or goes on with, a training run; returns its folder. What can be wrong is found before processes start."""
     check(config)
-    fabric = make_fabric(config.accelerator, config.devices, config.nodes, config.precision)
-    if config.batch % fabric.world_size:
-        raise ValueError(f"batch is {config.batch}; expected a multiple of the {fabric.world_size} processes")
     folder = config.out or Path("runs") / f"{config.preset}-{Path(config.data).name.replace(':', '-')}-{config.seed}"
-    with open_run(folder, config, fabric):
+    rank: int = rank_zero_only.rank  # type: ignore[attr-defined]
+    with contextlib.nullcontext() if rank else open_run(folder, config):
+        fabric = make_fabric(config.accelerator, config.devices, config.nodes, config.precision)
+        if config.batch % fabric.world_size:
+            raise ValueError(f"batch is {config.batch}; expected a multiple of the {fabric.world_size} processes")
         return _train(config, folder, fabric)
 
 
@@ -82,11 +88,10 @@ def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
     compiled = config.compile == "on" or (config.compile == "auto" and fabric.device.type == "cuda")
     model, optimizer = fabric.setup(cast(torch.nn.Module, torch.compile(raw)) if compiled else raw, optimizer)
 
-    log = Log(folder, config, fabric, state)
-    stop = Stop(fabric)
+    log, stop = Log(folder, config, fabric, state), Stop(config, fabric)
     batches = Batches(images, config, fabric, state["step"])
+    last, asked = True, False  # if there is nothing left to do
     started = time.monotonic() - state["seconds"]
-    recent: list[Tensor] = []
     with log, stop, batches:
         for step in range(state["step"], config.steps):
             for group in optimizer.param_groups:
@@ -98,28 +103,20 @@ def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
             norm = fabric.clip_gradients(model, optimizer, max_norm=config.clip or math.inf, error_if_nonfinite=False)
             optimizer.step()
             optimizer.zero_grad()
-            recent.append(torch.stack([error.detach(), norm if norm is not None else error.detach()]))
 
-            done, now = step + 1, time.monotonic() - started
-            out_of_time = (
-                config.minutes is not None and done % LOG_EVERY == 0 and stop.agreed(now > 60 * config.minutes)
-            )
-            last = done == config.steps or out_of_time
-            if done % LOG_EVERY == 0 or last:
-                log.losses(done, recent, rate(config, step), now)
-                recent = []
-            asked = stop.asked(done)
-            state |= {"step": done, "seconds": now}
-            if (done % config.eval_every == 0 or last) and judged is not None:
-                check_finite(recent, done, folder)
-                log.judged(done, raw, judged)
-            if last or asked or log.save_due(done):
-                check_finite(recent, done, folder)
+            log.note(error, norm)
+            state |= {"step": step + 1, "seconds": time.monotonic() - started}
+            last, asked = stop.due(**state), stop.asked(**state)
+            if last or state["step"] % LOG_EVERY == 0:
+                log.losses(**state, lr=rate(config, step))
+            if judged is not None and (last or state["step"] % config.eval_every == 0):
+                log.judge(state["step"], raw, judged)
+            if last or asked or log.save_due():
                 log.save(raw, optimizer, state)
-            if asked and not last:
-                raise Interrupted(f"stopped after step {done}, as asked; all is saved in {folder}")
-            if last:
+            if last or asked:
                 break
+    if asked and not last:
+        raise Interrupted(f"stopped after step {state['step']}; all is saved in {folder}", fabric.global_rank == 0)
     return log.finish(raw, judged if judged is not None else images)
 
 
@@ -134,6 +131,9 @@ def check(config: TrainConfig) -> None:
             raise ValueError(f"{name} is {getattr(config, name)}; expected a positive number")
     if config.images is not None and config.images < 1:
         raise ValueError(f"images is {config.images}; expected at least 1")
+    Discovery(config.model)
+    for split in ("train", "val"):
+        open_data(config.data, split, config.model.size)
 
 
 # ---------------------------------------------------------------------------------------------------------------- data
@@ -199,40 +199,32 @@ class Batches:
 
 
 @contextlib.contextmanager
-def open_run(folder: Path, config: TrainConfig, fabric: Fabric) -> Iterator[None]:
+def open_run(folder: Path, config: TrainConfig) -> Iterator[None]:
     """Makes the folder, or finds the run in it to be the same; holds its lock while training."""
-    lock: IO[bytes] | None = None
-    if fabric.global_rank == 0:
-        lock = _prepare(folder, config)
-    fabric.barrier()
-    try:
-        yield
-    finally:
-        if lock is not None:
-            lock.close()
-
-
-def _prepare(folder: Path, config: TrainConfig) -> IO[bytes]:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; expected a folder for the run")
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("wb")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise ValueError(f"{folder} is in use by another run; wait for it or choose another --out") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(f"{folder} is in use by another run; wait for it or choose another --out") from None
+        _claim(folder, config)
+        yield
+
+
+def _claim(folder: Path, config: TrainConfig) -> None:
+    """Writes run.json, unless the folder holds something else."""
     values = json.loads(json.dumps(dataclasses.asdict(config), default=str)) | {"version": cutslots.__version__}
-    file = folder / "run.json"
-    others = [p for p in folder.iterdir() if p.name != ".lock"]
+    others = [path for path in folder.iterdir() if path.name != ".lock"]
     if others and config.overwrite:
         for path in others:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     elif others:
-        _same_run(file, values)
-    write_atomically(file, json.dumps(values, indent=1).encode())
-    return lock
+        _same_run(folder / "run.json", values)
+    write_atomically(folder / "run.json", json.dumps(values, indent=1).encode())
 
 
 def _same_run(file: Path, values: dict[str, Any]) -> None:
@@ -265,23 +257,12 @@ def load_state(file: Path, model: Discovery, optimizer: torch.optim.Optimizer) -
         raise ValueError(f"{file} is not a training state of this model ({first}); delete it to begin again") from None
 
 
-def check_finite(recent: list[Tensor], done: int, folder: Path) -> list[list[float]]:
-    """The losses and gradient norms of the last steps; a sentence if one is not a number."""
-    values = torch.stack(recent).tolist() if recent else []
-    for i, row in enumerate(values):
-        if not all(map(math.isfinite, row)):
-            state = folder / "state.pt"
-            good = f"the last good state is {state}" if state.exists() else "no state was saved before"
-            what, value = ("loss", row[0]) if not math.isfinite(row[0]) else ("norm of the gradient", row[1])
-            raise ValueError(f"the {what} is {value} at step {done - len(values) + i + 1}; {good}; try a lower --lr")
-    return values
-
-
 class Stop:
-    """Ctrl-C and SIGTERM end the run after the step it is at; a second one ends it at once."""
+    """When to stop: after the last step, when the time is up, or after the step at which Ctrl-C or SIGTERM came. A
+    second Ctrl-C ends the run at once."""
 
-    def __init__(self, fabric: Fabric) -> None:
-        self.fabric, self.flag = fabric, False
+    def __init__(self, config: TrainConfig, fabric: Fabric) -> None:
+        self.config, self.fabric, self.flag = config, fabric, False
 
     def __enter__(self) -> None:
         self.before = {s: signal.signal(s, self._heard) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -295,16 +276,19 @@ class Stop:
             raise KeyboardInterrupt
         self.flag = True
 
-    def asked(self, done: int) -> bool:
-        """Several processes must stop at the same step: they ask each other when they log."""
-        if self.fabric.world_size == 1:
-            return self.flag
-        return done % LOG_EVERY == 0 and self.agreed(self.flag)
+    def due(self, step: int, seconds: float) -> bool:
+        up = self.config.minutes is not None and self._agreed(step, seconds > 60 * self.config.minutes)
+        return step == self.config.steps or up
 
-    def agreed(self, wish: bool) -> bool:
-        """Whether any process wishes it."""
+    def asked(self, step: int, seconds: float) -> bool:
+        return self._agreed(step, self.flag)
+
+    def _agreed(self, step: int, wish: bool) -> bool:
+        """Whether any process wishes it. All must stop at the same step: several ask each other when they log."""
         if self.fabric.world_size == 1:
             return wish
+        if step % LOG_EVERY:
+            return False
         wishes = self.fabric.all_reduce(torch.tensor(float(wish), device=self.fabric.device), reduce_op="sum")
         return bool(torch.as_tensor(wishes) > 0)
 
@@ -318,6 +302,7 @@ class Log:
         self.saved = self.logged_at = time.monotonic()
         self.logged = state["step"]
         self.newest: dict[str, float] = {}
+        self.recent: list[Tensor] = []
         self.speed = 0.0
         columns = (
             TextColumn("{task.description}"),
@@ -354,27 +339,42 @@ class Log:
         for line in kept:
             self.newest = line.get("val", self.newest)
 
-    def losses(self, done: int, recent: list[Tensor], lr: float, seconds: float) -> None:
-        rows = torch.stack(recent)
+    def note(self, error: Tensor, norm: Tensor | None) -> None:
+        """Remembers a step's loss and gradient, on the device: it is not made to wait."""
+        self.recent.append(torch.stack([error.detach(), error.detach() if norm is None else norm.detach()]))
+
+    def losses(self, step: int, seconds: float, lr: float) -> None:
+        self.check(step)
+        rows = torch.stack(self.recent).mean(0)
         if self.fabric.world_size > 1:
             rows = torch.as_tensor(self.fabric.all_reduce(rows, reduce_op="mean"))
-        values = np.array(check_finite(list(rows), done, self.folder))
+        loss, norm = rows.tolist()
         now = time.monotonic()
-        self.speed = (done - self.logged) * self.config.batch / max(now - self.logged_at, 1e-9)
-        self.logged, self.logged_at = done, now
-        loss, norm = values.mean(0)
-        line = {"step": done, "loss": loss, "gradient": norm, "lr": lr, "images_per_second": self.speed}
+        self.speed = (step - self.logged) * self.config.batch / max(now - self.logged_at, 1e-9)
+        self.logged, self.logged_at, self.recent = step, now, []
+        line = {"step": step, "loss": loss, "gradient": norm, "lr": lr, "images_per_second": self.speed}
         self._write(line | {"seconds": round(seconds, 2)})
         if self.writes:
             for name in ("loss", "gradient", "lr", "images_per_second"):
-                self.board.add_scalar(f"train/{name}", line[name], done)
-        self.bar.update(self.task, completed=done, told=self._told(loss))
+                self.board.add_scalar(f"train/{name}", line[name], step)
+        self.bar.update(self.task, completed=step, told=self._told(loss))
+
+    def check(self, step: int) -> None:
+        """Stops with a sentence if a loss or a gradient since the last look is not finite."""
+        values = torch.stack(self.recent).tolist() if self.recent else []
+        for i, (loss, norm) in enumerate(values, start=step - len(values) + 1):
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                state = self.folder / "state.pt"
+                good = f"the last good state is {state}" if state.exists() else "no state was saved before"
+                what = f"loss is {loss}" if not math.isfinite(loss) else f"norm of the gradient is {norm}"
+                raise ValueError(f"the {what} at step {i}; {good}; try a lower --lr")
 
     def _told(self, loss: float) -> str:
         score = f"  ARI-FG {100 * self.newest['ari_fg']:.1f}" if self.newest else ""
         return f"loss {loss:.5f}  {self.speed:.0f} images/s{score}"
 
-    def judged(self, done: int, model: Discovery, data: Images) -> None:
+    def judge(self, done: int, model: Discovery, data: Images) -> None:
+        self.check(done)
         began = time.monotonic()
         self.newest = judge(model, data, self.fabric, self.config.eval_images).means()
         if self.writes:
@@ -392,11 +392,12 @@ class Log:
         if self.writes:
             append_line(self.folder / "metrics.jsonl", json.dumps(line).encode())
 
-    def save_due(self, done: int) -> bool:
+    def save_due(self) -> bool:
         """Process 0 saves by the clock, after whole steps: which one does not matter, a state is exact at any."""
         return self.writes and time.monotonic() - self.saved > 60 * self.config.save_minutes
 
     def save(self, model: Discovery, optimizer: Any, state: dict[str, Any]) -> None:
+        self.check(state["step"])
         if self.writes:
             data = io.BytesIO()
             inner = getattr(optimizer, "optimizer", optimizer)

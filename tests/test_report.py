@@ -145,8 +145,8 @@ def test_paint_without_truth_numbers_labels_from_one():
 def test_columns_and_sheet(pictures):
     with_truth, without = pictures.columns(0), pictures.columns(1)
     slots = ["slot 1", "slot 2", "slot 3"]
-    assert list(with_truth) == ["image", "reconstruction", "true objects", "found objects", "partition", *slots]
-    assert list(without) == ["image", "reconstruction", "found objects", "partition", *slots]
+    assert list(with_truth) == ["image", "redrawn", "true objects", "found objects", "its partition", *slots]
+    assert list(without) == ["image", "redrawn", "found objects", "its partition", *slots]
     assert np.array_equal(with_truth["true objects"], blend(pictures.image[0], PALETTE[pictures.truth[0]]))
     page = np.asarray(sheet(pictures, gap=2))
     assert page.shape == (2 * SIDE + 2, 8 * SIDE + 7 * 2, 3)
