@@ -83,9 +83,8 @@ def train(config: Preset) -> None:
         train.train(config)
     except train.Interrupted as stopped:
         if stopped.tell:
-            print(
-                f"cutslots: {stopped}\nthe same command goes on from there: {shlex.join(['cutslots', *sys.argv[1:]])}"
-            )
+            words = ["cutslots", *(word for word in sys.argv[1:] if word != "--overwrite")]
+            print(f"cutslots: {stopped}\nthis command goes on from there: {shlex.join(words)}")
         sys.exit(130)
 
 

@@ -20,6 +20,8 @@ def make_fabric(accelerator: str = "auto", devices: int = 1, nodes: int = 1, pre
         raise ValueError(f"devices is {devices} and nodes {nodes}; expected at least 1 of each")
     if accelerator == "cuda" and not torch.cuda.is_available():
         raise ValueError("accelerator is cuda; there is no CUDA device here")
+    if accelerator == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("accelerator is mps; there is no such device here")
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     if precision == "auto":

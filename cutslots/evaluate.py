@@ -77,7 +77,11 @@ def evaluate(
     """Scores a model on datasets, prints the table, writes results.json, per_image.csv and report.html to `out`."""
     model = load(weights, fabric.device)
     folder = out or (Path(weights) / "evaluation" if Path(weights).is_dir() else Path("evaluation"))
+    if not data:
+        raise ValueError("data is empty; expected names of scenes or folders")
     opened = {name: _with_masks(name, split, model.config.size, images) for name in data}
+    if fabric.global_rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     pictures: dict[str, Pictures] = {}
@@ -89,7 +93,6 @@ def evaluate(
         rows += [{"data": name, "image": _name(dataset, i), **row} for i, row in scores.table()]
         pictures[name] = look(model, held, min(SHOWN, len(held)), fabric)
     if fabric.global_rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
         record = {"weights": str(weights), "model": vars(model.config), "results": results}
         write_atomically(folder / "results.json", json.dumps(record, indent=1, default=list).encode())
         write_atomically(folder / "per_image.csv", _as_csv(rows))

@@ -84,6 +84,8 @@ class ModelConfig:
             value, kind = getattr(self, field.name), _TYPES[field.name]
             if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
                 raise ValueError(f"{field.name} is {value!r}; expected one of {', '.join(typing.get_args(kind))}")
+            if kind is int and not value > 0 and field.name != "decoder_extra":
+                raise ValueError(f"{field.name} is {value!r}; expected at least 1")
             if typing.get_origin(kind) is tuple:  # JSON knows lists only
                 object.__setattr__(self, field.name, tuple(value))
 

@@ -36,6 +36,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 import cutslots
+from cutslots.board import Board
 from cutslots.data import Images, hold, open_data
 from cutslots.devices import make_fabric
 from cutslots.disk import append_line, naming, write_atomically
@@ -70,7 +71,8 @@ def train(config: TrainConfig) -> Path:
     check(config)
     folder = config.out or Path("runs") / f"{config.preset}-{Path(config.data).name.replace(':', '-')}-{config.seed}"
     rank: int = rank_zero_only.rank  # type: ignore[attr-defined]
-    with contextlib.nullcontext() if rank else open_run(folder, config):
+    other = rank > 0 or int(os.environ.get("NODE_RANK", 0)) > 0
+    with contextlib.nullcontext() if other else open_run(folder, config):
         fabric = make_fabric(config.accelerator, config.devices, config.nodes, config.precision)
         if config.batch % fabric.world_size:
             raise ValueError(f"batch is {config.batch}; expected a multiple of the {fabric.world_size} processes")
@@ -111,7 +113,7 @@ def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
                 log.losses(**state, lr=rate(config, step))
             if judged is not None and (last or state["step"] % config.eval_every == 0):
                 log.judge(state["step"], raw, judged)
-            if last or asked or log.save_due():
+            if last or asked or log.save_due(state["step"]):
                 log.save(raw, optimizer, state)
             if last or asked:
                 break
@@ -129,6 +131,12 @@ def check(config: TrainConfig) -> None:
     for name in ("batch", "steps", "lr", "decay", "decay_steps", "eval_every", "eval_images"):
         if not getattr(config, name) > 0:
             raise ValueError(f"{name} is {getattr(config, name)}; expected a positive number")
+    if not math.isfinite(config.lr):
+        raise ValueError(f"lr is {config.lr}; expected a finite number")
+    if not config.clip >= 0:
+        raise ValueError(f"clip is {config.clip}; expected zero or more")
+    if not 0 <= config.seed < 2**32:
+        raise ValueError(f"seed is {config.seed}; expected a whole number from 0 to 2^32 - 1")
     if config.images is not None and config.images < 1:
         raise ValueError(f"images is {config.images}; expected at least 1")
     Discovery(config.model)
@@ -218,10 +226,10 @@ def open_run(folder: Path, config: TrainConfig) -> Iterator[None]:
 def _claim(folder: Path, config: TrainConfig) -> None:
     """Writes run.json, unless the folder holds something else."""
     values = json.loads(json.dumps(dataclasses.asdict(config), default=str)) | {"version": cutslots.__version__}
-    others = [path for path in folder.iterdir() if path.name != ".lock"]
+    others = [path for path in folder.iterdir() if path.name not in (".lock", "run.json", "run.json.part")]
     if others and config.overwrite:
         for path in others:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     elif others:
         _same_run(folder / "run.json", values)
     write_atomically(folder / "run.json", json.dumps(values, indent=1).encode())
@@ -320,9 +328,7 @@ class Log:
         self.bar.start()
         self.task = self.bar.add_task(self.config.preset, total=self.config.steps, completed=self.first, told="")
         if self.writes:
-            from tensorboardX import SummaryWriter
-
-            self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.first)
+            self.board = Board(self.folder / "tensorboard", self.first)
             if self.first:
                 self.bar.console.print(f"going on after step {self.first}")
 
@@ -355,8 +361,8 @@ class Log:
         line = {"step": step, "loss": loss, "gradient": norm, "lr": lr, "images_per_second": self.speed}
         self._write(line | {"seconds": round(seconds, 2)})
         if self.writes:
-            for name in ("loss", "gradient", "lr", "images_per_second"):
-                self.board.add_scalar(f"train/{name}", line[name], step)
+            names = ("loss", "gradient", "lr", "images_per_second")
+            self.board.scalars(step, {f"train/{name}": line[name] for name in names})
         self.bar.update(self.task, completed=step, told=self._told(loss))
 
     def check(self, step: int) -> None:
@@ -379,11 +385,10 @@ class Log:
         self.newest = judge(model, data, self.fabric, self.config.eval_images).means()
         if self.writes:
             self._write({"step": done, "val": self.newest})
-            for name, value in self.newest.items():
-                self.board.add_scalar(f"val/{name}", value, done)
+            self.board.scalars(done, {f"val/{name}": value for name, value in self.newest.items()})
             pictures = sheet(look(model, data, min(4, len(data)), self.fabric))
             write_atomically(self.folder / "pictures" / f"step_{done:07d}.png", png(pictures))
-            self.board.add_image("pictures", np.asarray(pictures), done, dataformats="HWC")
+            self.board.image(done, "pictures", np.asarray(pictures))
             told = "  ".join(f"{n} {100 * self.newest[k]:.1f}" for n, k in (("ARI-FG", "ari_fg"), ("mIoU", "miou")))
             self.bar.console.print(f"step {done}: {told}  MSE {self.newest['mse']:.1f}", highlight=False)
         self.logged_at += time.monotonic() - began  # the speed is that of training
@@ -392,8 +397,11 @@ class Log:
         if self.writes:
             append_line(self.folder / "metrics.jsonl", json.dumps(line).encode())
 
-    def save_due(self) -> bool:
-        """Process 0 saves by the clock, after whole steps: which one does not matter, a state is exact at any."""
+    def save_due(self, step: int) -> bool:
+        """Process 0 saves by the clock, after whole steps: which one does not matter, a state is exact at any. Of
+        several processes all must find a loss that is not finite: they look when they log."""
+        if self.fabric.world_size > 1 and step % LOG_EVERY:
+            return False
         return self.writes and time.monotonic() - self.saved > 60 * self.config.save_minutes
 
     def save(self, model: Discovery, optimizer: Any, state: dict[str, Any]) -> None:
@@ -402,8 +410,8 @@ class Log:
             data = io.BytesIO()
             inner = getattr(optimizer, "optimizer", optimizer)
             torch.save({**state, "model": model.state_dict(), "optimizer": inner.state_dict()}, data)
+            save(model, self.folder)  # first: a run whose state says that it is done is not gone on with
             write_atomically(self.folder / "state.pt", data.getvalue())
-            save(model, self.folder)
         self.saved = time.monotonic()
 
     def finish(self, model: Discovery, data: Images) -> Path:
