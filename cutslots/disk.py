@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
@@ -39,3 +41,14 @@ def write_atomically(path: Path, content: bytes) -> None:
 def append_line(path: Path, line: bytes) -> None:
     with naming(path), path.open("ab") as file:
         file.write(line + b"\n")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file of lines, if there is one; a line that was cut short is left out."""
+    found = []
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            found.append(dict(json.loads(line)))
+        except (ValueError, TypeError):
+            continue
+    return found

@@ -158,7 +158,7 @@ def _weights_file(weights: str | Path) -> Path:
     if path.is_dir():
         path = path / "model.safetensors"
     if not path.is_file():
-        names = ", ".join(sorted(p.name for p in SHIPPED.glob("*") if p.is_dir())) or "none yet"
+        names = ", ".join(sorted(p.name for p in SHIPPED.glob("*") if p.is_dir()))
         raise ValueError(f"weights: there is no {path}; expected a run folder, a .safetensors file or a name ({names})")
     if path.suffix != ".safetensors":
         raise ValueError(

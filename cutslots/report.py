@@ -11,7 +11,6 @@ import datetime
 import html
 import importlib.metadata
 import io
-import json
 import platform
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from torch import Tensor
 
 import cutslots
 from cutslots.data import Sample
-from cutslots.disk import write_atomically
+from cutslots.disk import read_lines, write_atomically
 from cutslots.metrics import contingency
 from cutslots.model import Found
 from cutslots.scenes.files import PALETTE
@@ -285,21 +284,9 @@ def versions(device: str = "") -> str:
     return f"cutslots {cutslots.__version__}, Python {platform.python_version()}, {found}{where}, {made}"
 
 
-def read_history(run: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; one that was cut short is left out."""
-    lines = []
-    file = run / "metrics.jsonl"
-    for line in file.read_text().splitlines() if file.is_file() else []:
-        try:
-            lines.append(dict(json.loads(line)))
-        except (ValueError, TypeError):
-            continue
-    return lines
-
-
 def training_sections(run: Path) -> list[str]:
     """Curves, pictures over time and the configuration of a run."""
-    history, sections = read_history(run), []
+    history, sections = read_lines(run / "metrics.jsonl"), []
     if history:
         sections.append(section("Learning", curves_svg(history)))
     pictures = sorted((run / "pictures").glob("step_*.png"))

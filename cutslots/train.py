@@ -39,11 +39,11 @@ import cutslots
 from cutslots.board import Board
 from cutslots.data import Images, hold, open_data
 from cutslots.devices import make_fabric
-from cutslots.disk import append_line, naming, write_atomically
+from cutslots.disk import append_line, naming, read_lines, write_atomically
 from cutslots.evaluate import judge, look
 from cutslots.model import Discovery, as_floats, channels_last, save
 from cutslots.presets import TrainConfig
-from cutslots.report import Pictures, png, read_history, sheet, write_training
+from cutslots.report import Pictures, png, sheet, write_training
 
 LOG_EVERY = 20  # steps between lines of metrics.jsonl; the loss is looked at no sooner, for the device not to wait
 NOT_THE_RUN = {
@@ -339,7 +339,7 @@ class Log:
 
     def _forget_after(self, step: int) -> None:
         """Drops lines that a killed run wrote after its newest state: those steps are done again."""
-        kept = [line for line in read_history(self.folder) if line.get("step", 0) <= step]
+        kept = [line for line in read_lines(self.folder / "metrics.jsonl") if line.get("step", 0) <= step]
         if (self.folder / "metrics.jsonl").exists():
             write_atomically(self.folder / "metrics.jsonl", b"".join(json.dumps(x).encode() + b"\n" for x in kept))
         for line in kept:
@@ -424,7 +424,7 @@ class Log:
 
 
 def write_training_report(folder: Path, config: TrainConfig, pictures: Pictures, fabric: Fabric) -> None:
-    history = read_history(folder)
+    history = read_lines(folder / "metrics.jsonl")
     losses = [line for line in history if "loss" in line]
     scores = [line["val"] for line in history if "val" in line]
     values = {

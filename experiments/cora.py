@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cutslots import Matching
-from cutslots.disk import append_line, progress, write_atomically
+from cutslots.disk import append_line, progress, read_lines, write_atomically
 from experiments import cora_data
 from experiments.cora_data import Instances
 
@@ -290,7 +290,7 @@ def main(
         raise SystemExit(f"source: {error}") from None
     out.mkdir(parents=True, exist_ok=True)
     file = out / "results.jsonl"
-    done = {(line["method"], line["seed"]): line for line in _lines(file)}
+    done = {(line["method"], line["seed"]): line for line in read_lines(file)}
     missing = [(name, seed) for name in methods for seed in range(seeds) if (name, seed) not in done]
     cora_data.save(instances, out / "instances.npz")
     with progress() as bar, multiprocessing.get_context("spawn").Pool(jobs, _open, (out / "instances.npz",)) as pool:
@@ -323,17 +323,6 @@ def _run(job: tuple[str, int]) -> dict[str, Any]:
     began = time.monotonic()
     line = run(*job, _INSTANCES)
     return line | {"seconds": round(time.monotonic() - began, 2)}
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    """Finished rows; a line that was cut short is run again."""
-    lines = []
-    for line in file.read_text().splitlines() if file.exists() else []:
-        try:
-            lines.append(dict(json.loads(line)))
-        except (ValueError, TypeError):
-            continue
-    return lines
 
 
 def summary(lines: list[dict[str, Any]], methods: Iterable[str]) -> list[dict[str, Any]]:

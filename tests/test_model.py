@@ -6,8 +6,10 @@ import pickle
 import pytest
 import torch
 
+from cutslots.metrics import score
 from cutslots.model import Discovery, Found, load, save
 from cutslots.presets import PRESETS, ModelConfig
+from cutslots.scenes import Scenes
 
 SMALL = dataclasses.replace(PRESETS["tiny"].model, size=16)
 CONFIGS = {name: dataclasses.replace(p.model, size=64 if name == "tiny" else 32) for name, p in PRESETS.items()}
@@ -204,3 +206,10 @@ def test_bad_images():
     for dtype in (torch.int64, torch.bool):
         with pytest.raises(TypeError, match=f"^image is of type {dtype}; expected uint8 or floating point$"):
             model(torch.zeros(1, 3, 16, 16, dtype=dtype))
+
+
+def test_shipped_weights_load_by_name():
+    model = load("tiny")
+    assert model.config == PRESETS["tiny"].model and not model.training
+    image, truth = Scenes("plain", "test", 64, objects=(2, 5)).render(range(8))
+    assert score(truth, model(image).masks.argmax(1))["ari_fg"].mean() > 0.4, "they find objects"

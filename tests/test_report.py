@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cutslots.disk import read_lines
 from cutslots.report import (
     Pictures,
     blend,
     paint,
     paper_rows,
     png,
-    read_history,
     sheet,
     table_text,
     write_evaluation,
@@ -172,8 +172,8 @@ def test_table_holds_the_numbers():
 
 
 def test_what_was_cut_short_is_left_out(run):
-    assert [line["step"] for line in read_history(run)] == [20, 40, 60]
-    assert read_history(run / "nowhere") == []
+    assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == [20, 40, 60]
+    assert read_lines(run / "nowhere") == []
 
 
 def test_evaluation_page(tmp_path, pictures, run):
