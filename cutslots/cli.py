@@ -85,7 +85,7 @@ def train(config: Preset) -> None:
         if stopped.tell:
             words = ["cutslots", *(word for word in sys.argv[1:] if word != "--overwrite")]
             print(f"cutslots: {stopped}\nthis command goes on from there: {shlex.join(words)}")
-        sys.exit(130)
+        sys.exit(130 if stopped.tell else 0)  # Lightning kills all processes when another than the first fails
 
 
 def evaluate(
@@ -162,4 +162,5 @@ def main() -> None:
     except (ValueError, TypeError) as error:
         sys.exit(f"cutslots: {error}")
     except KeyboardInterrupt:
-        sys.exit("cutslots: interrupted; the same command goes on from here")
+        print("cutslots: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -13,11 +13,8 @@ from lightning_fabric import Fabric
 from lightning_fabric.strategies import DDPStrategy
 
 
-def make_fabric(accelerator: str = "auto", devices: int = 1, nodes: int = 1, precision: str = "auto") -> Fabric:
-    """Launched: with several devices every process returns from here on its own. Under torchrun or SLURM their number
-    is taken from there."""
-    if devices < 1 or nodes < 1:
-        raise ValueError(f"devices is {devices} and nodes {nodes}; expected at least 1 of each")
+def settled(accelerator: str, precision: str) -> tuple[str, str]:
+    """What "auto" means here, or a sentence on what is not here."""
     if accelerator == "cuda" and not torch.cuda.is_available():
         raise ValueError("accelerator is cuda; there is no CUDA device here")
     if accelerator == "mps" and not torch.backends.mps.is_available():
@@ -26,8 +23,21 @@ def make_fabric(accelerator: str = "auto", devices: int = 1, nodes: int = 1, pre
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     if precision == "auto":
         precision = "bf16-mixed" if accelerator == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
+    return accelerator, precision
+
+
+def make_fabric(accelerator: str = "auto", devices: int = 1, nodes: int = 1, precision: str = "auto") -> Fabric:
+    """Launched: with several devices every process returns from here on its own. Under torchrun their number is taken
+    from there; under SLURM `devices` and `nodes` must say what was asked of it."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        devices = int(os.environ["LOCAL_WORLD_SIZE"])
+        nodes = int(os.environ["WORLD_SIZE"]) // devices
+    if devices < 1 or nodes < 1:
+        raise ValueError(f"devices is {devices} and nodes {nodes}; expected at least 1 of each")
+    accelerator, precision = settled(accelerator, precision)
     several = devices * nodes > 1 or int(os.environ.get("WORLD_SIZE", 1)) > 1
-    # Buffers are constants (cosines, grids): there is nothing to keep in step, and evaluation runs at its own pace.
+    # Buffers are constants (cosines, grids) or in step by themselves (statistics of SyncBatchNorm), and evaluation runs
+    # at every process's own pace.
     strategy = DDPStrategy(broadcast_buffers=False) if several else "auto"
     warnings.filterwarnings("ignore", message=".*broadcast_buffers")  # newer torch has another name for it
     fabric = Fabric(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -36,6 +37,19 @@ def write_atomically(path: Path, content: bytes) -> None:
         except OSError:
             part.unlink(missing_ok=True)
             raise
+
+
+@contextmanager
+def locked(path: Path, busy: str | None = None) -> Iterator[None]:
+    """Holds the lock file at `path`. Where another process holds it: waits, or says `busy`."""
+    with naming(path):
+        file = path.open("wb")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+        except BlockingIOError:
+            raise ValueError(busy) from None
+        yield
 
 
 def append_line(path: Path, line: bytes) -> None:

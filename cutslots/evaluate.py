@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from cutslots import metrics
 from cutslots.data import Images, Sample, hold, open_data
 from cutslots.disk import progress, write_atomically
-from cutslots.model import Discovery, Found, as_floats, load
+from cutslots.model import Discovery, Found, as_floats, load, weights_file
 from cutslots.report import Pictures, paper_rows, table_text, write_evaluation
 
 if TYPE_CHECKING:
@@ -38,8 +38,9 @@ def labels(found: Found) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def judge(model: Discovery, data: Images, fabric: Fabric, count: int | None = None, title: str = "") -> metrics.Scores:
-    """The scores of the first `count` images, gathered from all processes. Names of the partition's begin with it."""
-    scores = metrics.Scores()
+    """The scores of the first `count` images, gathered from all processes. Names of the partition's begin with it.
+    Where there are no true masks, the error alone."""
+    scores, truth = metrics.Scores(), getattr(data, "has_masks", True)
     numbers = np.arange(len(data) if count is None else min(count, len(data)))
     batches = [numbers[i : i + BATCH] for i in range(0, len(numbers), BATCH)]
     mine = range(fabric.global_rank, len(batches), fabric.world_size)
@@ -51,15 +52,17 @@ def judge(model: Discovery, data: Images, fabric: Fabric, count: int | None = No
             torch.manual_seed(b)  # Slot Attention draws its slots
             with fabric.autocast():
                 found = model(sample.image)
-            scores.add(batches[b], _columns(sample, found))
+            scores.add(batches[b], _columns(sample, found, truth))
     model.train(was_training)
     scores.gather()
     return scores
 
 
-def _columns(sample: Sample, found: Found) -> dict[str, Tensor]:
-    columns = {"objects": torch.tensor([len(mask.unique()[mask.unique() > 0]) for mask in sample.mask])}
-    for kind, label in labels(found).items():
+def _columns(sample: Sample, found: Found, truth: bool) -> dict[str, Tensor]:
+    columns: dict[str, Tensor] = {}
+    if truth:
+        columns["objects"] = torch.tensor([int((mask.unique() > 0).sum()) for mask in sample.mask])
+    for kind, label in labels(found).items() if truth else ():
         prefix = "" if kind == "decoder" else f"{kind}_"
         columns |= {prefix + name: value for name, value in metrics.score(sample.mask, label).items()}
     columns["mse"] = metrics.squared_error(as_floats(sample.image), found.reconstruction)
@@ -94,7 +97,7 @@ def evaluate(
         pictures[name] = look(model, held, min(SHOWN, len(held)), fabric)
     if fabric.global_rank == 0:
         record = {"weights": str(weights), "model": vars(model.config), "results": results}
-        write_atomically(folder / "results.json", json.dumps(record, indent=1, default=list).encode())
+        write_atomically(folder / "results.json", json.dumps(record, indent=1).encode())
         write_atomically(folder / "per_image.csv", _as_csv(rows))
         write_evaluation(folder / "report.html", record, pictures, _history(weights))
         print(table_text(results, paper_rows(results)))
@@ -136,5 +139,5 @@ def _as_csv(rows: list[dict[str, Any]]) -> bytes:
 
 def _history(weights: str) -> Path | None:
     """The run folder the weights lie in, if they do."""
-    folder = Path(weights) if Path(weights).is_dir() else Path(weights).parent
+    folder = weights_file(weights).parent
     return folder if (folder / "metrics.jsonl").is_file() else None

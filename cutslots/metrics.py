@@ -8,7 +8,8 @@ are exact, on any device. Label 0 of the truth is the background.
 - **mIoU** pairs true masks (background included) with predicted ones, one to one, so that the sum of their
   intersections over unions is largest; the shorter list is filled up with empty masks. That sum is divided by
   `miou`: the pairs in which either mask has pixels (CLEVRTEX's evaluator); `miou_fg`: the same, sum and count without
-  the background's pair; `miou_gt`: the true masks. With nothing to count they are 1.
+  the background's pair; `miou_gt`: the true masks. Of pairings with equal sums, one that leaves the fewest pairs to
+  count is taken, so that the names of slots do not matter. With nothing to count a score is 1.
 - **MSE** sums squared errors over channels and pixels, values being in [0, 1].
 """
 
@@ -82,7 +83,9 @@ def mean_iou(table: Tensor) -> dict[str, Tensor]:
     iou = n / np.where(union > 0, union, 1)
     out = np.zeros((3, B))
     for b in range(B):
-        pairs = linear_sum_assignment(iou[b], maximize=True)
+        # Pairings of equal sums may count differently: take one that pairs the most masks that both have pixels.
+        both = (rows[b][:, None] > 0) & (cols[b] > 0)
+        pairs = linear_sum_assignment(iou[b] + 1e-9 * both, maximize=True)
         values, seen = iou[b][pairs], (rows[b][pairs[0]] > 0) | (cols[b][pairs[1]] > 0)
         sums = values.sum(), values[1:].sum(), values.sum()
         counts = seen.sum(), seen[1:].sum(), (rows[b] > 0).sum()
@@ -92,7 +95,7 @@ def mean_iou(table: Tensor) -> dict[str, Tensor]:
 
 def squared_error(image: Tensor, reconstruction: Tensor) -> Tensor:
     """(B,): squared errors summed over channels and pixels, values in [0, 1]."""
-    return (image.double() - reconstruction.double()).square().flatten(1).sum(1).cpu()
+    return (image.cpu().double() - reconstruction.cpu().double()).square().flatten(1).sum(1)
 
 
 class Scores:

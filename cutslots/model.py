@@ -1,5 +1,7 @@
 """`Discovery`: from an image to slots, masks and a reconstruction, in one call.
 
+Annotations are not postponed here: the Hub's mixin reads from them that `config` is a ModelConfig.
+
 Shapes: B batch, K slots, D slot length, S side of the picture, h its half (the feature grid).
 """
 
@@ -138,7 +140,7 @@ def load(weights: str | Path, device: torch.device | str = "cpu") -> Discovery:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    file = _weights_file(weights)
+    file = weights_file(weights)
     model = _model_for(file.with_name("config.json"))
     try:
         tensors = load_file(file)
@@ -151,7 +153,7 @@ def load(weights: str | Path, device: torch.device | str = "cpu") -> Discovery:
     return model.to(device).eval()
 
 
-def _weights_file(weights: str | Path) -> Path:
+def weights_file(weights: str | Path) -> Path:
     path = Path(weights)
     if not path.exists() and (SHIPPED / path).is_dir():
         path = SHIPPED / path
@@ -181,7 +183,7 @@ def _model_for(path: Path) -> Discovery:
         raise ValueError(f"{path} is not the configuration of a Discovery model: missing or unknown are {odd}")
     try:
         return Discovery(ModelConfig(**values))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, IndexError) as error:
         raise ValueError(f"{path} is not the configuration of a Discovery model: {error}") from None
 
 

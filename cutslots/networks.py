@@ -38,6 +38,7 @@ class CNNEncoder(nn.Module):
 
     def __init__(self, maps: int = 64, kernels: Sequence[int] = (5, 5, 5, 5)) -> None:
         super().__init__()
+        _checked_kernels(kernels, 1)
         layers: list[nn.Module] = []
         for i, kernel in enumerate(kernels):
             stride = 2 if i == 0 else 1
@@ -53,7 +54,7 @@ class ResNetEncoder(nn.Module):
 
     def __init__(self, maps: int = 100, kernels: Sequence[int] = (5, 3, 3, 3, 3), norm: bool = False) -> None:
         super().__init__()
-        stem, *blocks = kernels
+        stem, *blocks = _checked_kernels(kernels, 2)
         self.stem = nn.Sequential(*_conv(3, 64, stem, norm, stride=2), nn.ReLU())
         self.blocks = nn.Sequential(*(ResidualBlock(maps if i else 64, maps, k, norm) for i, k in enumerate(blocks)))
 
@@ -140,6 +141,12 @@ def checked_map(x: Tensor, channels: int, size: Sequence[int]) -> Tensor:
     return x
 
 
+def _checked_kernels(kernels: Sequence[int], least: int) -> Sequence[int]:
+    if len(kernels) < least or any(kernel < 1 or kernel % 2 == 0 for kernel in kernels):
+        raise ValueError(f"kernels is {kernels!r}; expected an odd side for each of at least {least} layers")
+    return kernels
+
+
 def _conv(before: int, after: int, kernel: int, norm: bool, stride: int = 1) -> list[nn.Module]:
     conv = nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=not norm)
     return [conv, nn.BatchNorm2d(after)] if norm else [conv]
@@ -159,4 +166,6 @@ def _doublings(size: int) -> int:
 
 def _widths(maps: Sequence[int], count: int) -> list[int]:
     """The last is repeated if there are too few."""
+    if not maps or any(n < 1 for n in maps):
+        raise ValueError(f"maps is {maps!r}; expected at least one positive number")
     return [maps[min(i, len(maps) - 1)] for i in range(count)]

@@ -66,6 +66,10 @@ class KPartition(nn.Module):
         extra = {"cuts": 1, "terminals": 0, "none": 0}
         if background not in extra:
             raise ValueError(f"background is {background!r}; expected one of {', '.join(extra)}")
+        if background == "terminals" and self.weights_per_cut == 1:
+            raise ValueError("background is 'terminals', but without the program there are none; expected 'cuts'")
+        if sharpen is not None and not sharpen > 0:
+            raise ValueError(f"sharpen is {sharpen}; expected a positive number or None")
         if parts < 2:
             raise ValueError(f"parts is {parts}; expected at least 2")
         if not kernels or any(kernel % 2 == 0 for kernel in kernels):
@@ -124,8 +128,3 @@ class SoftmaxPartition(KPartition):
 
     def vertices(self, w: Tensor) -> Tensor:
         return w.squeeze(2).float()
-
-    def _ground_and_objects(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        if self.background == "terminals":
-            raise ValueError("background is 'terminals', but without the program there are none; expected 'cuts'")
-        return super()._ground_and_objects(w)

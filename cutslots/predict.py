@@ -35,6 +35,10 @@ from cutslots.scenes.files import palette_image
 def predict(weights: str, images: Path, out: Path, device: str = "auto", overwrite: bool = False) -> bool:
     """Writes what the model finds; False if some picture could not be read, which is said and stops no other."""
     files = _files(images)
+    names = {file: file.stem.replace(".", "_") for file in files}
+    for name in {name for name in names.values() if list(names.values()).count(name) > 1}:
+        same = ", ".join(file.name for file in files if names[file] == name)
+        raise ValueError(f"images: {same} would all be written to {out / name}; expected names that differ")
     model = load(weights, _usable(device))
     _prepare(out, {"weights": str(weights), "images": str(images), "version": cutslots.__version__}, overwrite)
     record: dict[str, Any] = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "object"}]}
@@ -47,7 +51,7 @@ def predict(weights: str, images: Path, out: Path, device: str = "auto", overwri
                 failed += 1
                 bar.console.print(f"cutslots: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
                 continue
-            labels, scores = _write(model, picture, out / file.stem.replace(".", "_"))
+            labels, scores = _write(model, picture, out / names[file])
             _record(record, file.name, labels, scores)
     write_atomically(out / "masks.json", json.dumps(record).encode())
     print(f"wrote {len(files) - failed} of {len(files)} pictures to {out}; all masks are in {out / 'masks.json'}")

@@ -11,6 +11,7 @@ import datetime
 import html
 import importlib.metadata
 import io
+import json
 import platform
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -262,12 +263,12 @@ def curves_svg(history: Sequence[dict[str, Any]]) -> str:
     losses = [(line["step"], line["loss"]) for line in history if "loss" in line]
     left.plot(*zip(*losses, strict=True), color="#4477aa", lw=1.2) if losses else None
     left.set(xlabel="step", title="reconstruction error (mean square)", yscale="log")
-    judged = [line for line in history if "val" in line]
+    judged = [line for line in history if "ari_fg" in line.get("val", {})]
     steps = [line["step"] for line in judged]
     for (name, label), colour in zip(list(SCORES.items())[:3], ("#cc3311", "#999933", "#009988"), strict=True):
         right.plot(steps, [100 * line["val"][name] for line in judged], "o-", ms=3, lw=1.2, color=colour, label=label)
     right.set(xlabel="step", title="scores on validation images, per cent", ylim=(-2, 100))
-    right.legend(frameon=False)
+    right.legend(frameon=False) if judged else None
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
@@ -304,6 +305,14 @@ def training_sections(run: Path) -> list[str]:
     return sections
 
 
+def scores_section(results: dict[str, Any]) -> str:
+    note = (
+        "Per cent, but for MSE. Published rows are of the datasets themselves, which our scenes are made after: "
+        "beside them, not against them."
+    )
+    return section("Scores", table_html(results), note=note)
+
+
 def write_evaluation(path: Path, record: dict[str, Any], pictures: dict[str, Pictures], run: Path | None) -> None:
     results = record["results"]
     first = next(iter(results.values()))
@@ -316,16 +325,12 @@ def write_evaluation(path: Path, record: dict[str, Any], pictures: dict[str, Pic
             {"ARI-FG, " + name: f"{100 * r['ari_fg']:.1f}" for name, r in results.items()}
             | {"images": str(first["images"])}
         ),
-        section(
-            "Scores",
-            table_html(results),
-            note="Per cent, but for MSE. Published rows are of the datasets themselves, "
-            "which our scenes are made after: beside them, not against them.",
-        ),
+        scores_section(results),
     ]
     for name, shown in pictures.items():
         sections.append(section(f"What it sees in {name}", rows_html(shown)))
-    sections += training_sections(run) if run else []
+    numbers = json.dumps(record["model"], indent=1, default=list)
+    sections += training_sections(run) if run else [section("The model", f"<pre>{html.escape(numbers)}</pre>")]
     sections.append(
         section(
             "Made with", f'<p class="soft">{html.escape(versions())}; weights: {html.escape(record["weights"])}</p>'
@@ -334,10 +339,19 @@ def write_evaluation(path: Path, record: dict[str, Any], pictures: dict[str, Pic
     write_atomically(path, page(f"cutslots: {', '.join(results)}", lead, *sections))
 
 
-def write_training(path: Path, title: str, run: Path, values: dict[str, str], pictures: Pictures, device: str) -> None:
+def write_training(
+    path: Path,
+    title: str,
+    run: Path,
+    values: dict[str, str],
+    results: dict[str, Any],
+    pictures: Pictures,
+    device: str,
+) -> None:
     lead = "A model that learns to find objects by redrawing images, one slot at a time, without labels."
     sections = [
         facts(values),
+        scores_section(results) if results else "",
         section("What it sees in validation images", rows_html(pictures)),
         *training_sections(run),
         section("Made with", f'<p class="soft">{html.escape(versions(device))}</p>'),

@@ -126,6 +126,20 @@ class SlotAttention(nn.Module):
         self.mlp = _mlp(slot_dim, hidden, slot_dim, norm=True)
         self.mean = nn.Parameter(nn.init.xavier_uniform_(torch.empty(1, 1, slot_dim)))
         self.log_scale = nn.Parameter(nn.init.xavier_uniform_(torch.empty(1, 1, slot_dim)))
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """As the reference, which is TensorFlow's: Glorot weights, orthogonal recurrent ones, no biases."""
+        for name, parameter in self.named_parameters():
+            if name.startswith("gru.weight"):
+                for gate in parameter.detach().chunk(3):
+                    nn.init.orthogonal_(gate) if name.endswith("hh") else nn.init.xavier_uniform_(gate)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+        for name, parameter in self.named_parameters():
+            if "bias" in name:
+                nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Slots:
         x = self.position(x)

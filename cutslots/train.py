@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import io
 import json
 import math
@@ -38,24 +37,19 @@ from torch import Tensor
 import cutslots
 from cutslots.board import Board
 from cutslots.data import Images, hold, open_data
-from cutslots.devices import make_fabric
-from cutslots.disk import append_line, naming, read_lines, write_atomically
+from cutslots.devices import make_fabric, settled
+from cutslots.disk import append_line, locked, naming, read_lines, write_atomically
 from cutslots.evaluate import judge, look
 from cutslots.model import Discovery, as_floats, channels_last, save
 from cutslots.presets import TrainConfig
 from cutslots.report import Pictures, png, sheet, write_training
 
 LOG_EVERY = 20  # steps between lines of metrics.jsonl; the loss is looked at no sooner, for the device not to wait
-NOT_THE_RUN = {
-    "out",
-    "overwrite",
-    "cache",
-    "steps",
-    "minutes",
-    "save_minutes",
-    "devices",
-    "nodes",
-}  # may differ on resuming
+# What may differ when a run is gone on with.
+NOT_THE_RUN = {"out", "overwrite", "cache", "steps", "minutes", "save_minutes"}
+NOT_THE_RUN |= {"accelerator", "devices", "nodes", "compile"}
+WRITTEN = {"metrics.jsonl", "config.json", "model.safetensors", "state.pt", "report.html"}
+WRITTEN |= {"tensorboard", "pictures", "evaluation"}
 
 
 class Interrupted(Exception):
@@ -69,11 +63,14 @@ class Interrupted(Exception):
 def train(config: TrainConfig) -> Path:
     """Runs, or goes on with, a training run; returns its folder. What can be wrong is found before processes start."""
     check(config)
-    folder = config.out or Path("runs") / f"{config.preset}-{Path(config.data).name.replace(':', '-')}-{config.seed}"
+    config = resolved(config)
+    folder = cast(Path, config.out)
     rank: int = rank_zero_only.rank  # type: ignore[attr-defined]
     other = rank > 0 or int(os.environ.get("NODE_RANK", 0)) > 0
     with contextlib.nullcontext() if other else open_run(folder, config):
         fabric = make_fabric(config.accelerator, config.devices, config.nodes, config.precision)
+        if other and fabric.global_rank == 0:
+            raise ValueError(f"devices is {config.devices} and nodes {config.nodes}; expected as many as were started")
         if config.batch % fabric.world_size:
             raise ValueError(f"batch is {config.batch}; expected a multiple of the {fabric.world_size} processes")
         return _train(config, folder, fabric)
@@ -83,19 +80,24 @@ def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
     images, judged = training_data(config, fabric), validation_data(config, fabric)
     torch.manual_seed(config.seed)
     raw = channels_last(Discovery(config.model))
-    if config.model.encoder_norm and fabric.world_size > 1 and fabric.device.type == "cuda":
+    if config.model.encoder_norm and fabric.world_size > 1:
+        if fabric.device.type != "cuda":
+            raise ValueError("encoder_norm needs one process or CUDA: elsewhere processes cannot share statistics")
         raw = torch.nn.SyncBatchNorm.convert_sync_batchnorm(raw)
+    raw.to(fabric.device)  # before Adam, whose moments follow
     optimizer = torch.optim.Adam(raw.parameters(), config.lr, fused=True)
     state = load_state(folder / "state.pt", raw, optimizer)
-    compiled = config.compile == "on" or (config.compile == "auto" and fabric.device.type == "cuda")
-    model, optimizer = fabric.setup(cast(torch.nn.Module, torch.compile(raw)) if compiled else raw, optimizer)
+    if len({int(step) for step in torch.as_tensor(fabric.all_gather(torch.tensor(state["step"]))).flatten()}) > 1:
+        raise ValueError(f"processes found different states in {folder}; expected a disk that all nodes share")
+    fast = cast(torch.nn.Module, torch.compile(raw)) if config.compile == "on" else raw
+    model, optimizer = fabric.setup(fast, optimizer)
 
     log, stop = Log(folder, config, fabric, state), Stop(config, fabric)
     batches = Batches(images, config, fabric, state["step"])
     last, asked = True, False  # if there is nothing left to do
     started = time.monotonic() - state["seconds"]
     with log, stop, batches:
-        for step in range(state["step"], config.steps):
+        for step in range(state["step"], state["step"] if stop.is_over(state["seconds"]) else config.steps):
             for group in optimizer.param_groups:
                 group["lr"] = rate(config, step)
             torch.manual_seed((config.seed << 32) + step * fabric.world_size + fabric.global_rank)
@@ -111,20 +113,30 @@ def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
             last, asked = stop.due(**state), stop.asked(**state)
             if last or state["step"] % LOG_EVERY == 0:
                 log.losses(**state, lr=rate(config, step))
-            if judged is not None and (last or state["step"] % config.eval_every == 0):
+            if last or state["step"] % config.eval_every == 0:
                 log.judge(state["step"], raw, judged)
             if last or asked or log.save_due(state["step"]):
                 log.save(raw, optimizer, state)
             if last or asked:
                 break
+    fabric.barrier()  # until process 0 has saved
     if asked and not last:
         raise Interrupted(f"stopped after step {state['step']}; all is saved in {folder}", fabric.global_rank == 0)
-    return log.finish(raw, judged if judged is not None else images)
+    return log.finish(raw, judged)
 
 
 def rate(config: TrainConfig, step: int) -> float:
     """Rises linearly over `warmup` steps, falls exponentially."""
     return config.lr * min(1.0, (step + 1) / max(config.warmup, 1)) * config.decay ** (step / config.decay_steps)
+
+
+def resolved(config: TrainConfig) -> TrainConfig:
+    """What was left to us, decided."""
+    accelerator, precision = settled(config.accelerator, config.precision)
+    compiled = {"auto": "on" if accelerator == "cuda" else "off"}.get(config.compile, config.compile)
+    name = f"{config.preset}-{Path(config.data).name.replace(':', '-')}-{config.seed}"
+    decided: dict[str, Any] = {"accelerator": accelerator, "precision": precision, "compile": compiled}
+    return dataclasses.replace(config, out=config.out or Path("runs") / name, **decided)
 
 
 def check(config: TrainConfig) -> None:
@@ -139,7 +151,8 @@ def check(config: TrainConfig) -> None:
         raise ValueError(f"seed is {config.seed}; expected a whole number from 0 to 2^32 - 1")
     if config.images is not None and config.images < 1:
         raise ValueError(f"images is {config.images}; expected at least 1")
-    Discovery(config.model)
+    with torch.no_grad():
+        Discovery(config.model).eval()(torch.zeros(1, 3, config.model.size, config.model.size))
     for split in ("train", "val"):
         open_data(config.data, split, config.model.size)
 
@@ -148,14 +161,13 @@ def check(config: TrainConfig) -> None:
 
 
 def training_data(config: TrainConfig, fabric: Fabric) -> Images:
-    data = open_data(config.data, "train", config.model.size, config.images)
+    data = open_data(config.data, "train", config.model.size, config.images, masks=False)
     return _held(data, config, fabric, f"{config.data}, train")
 
 
-def validation_data(config: TrainConfig, fabric: Fabric) -> Images | None:
-    """None where there is no truth to judge by."""
+def validation_data(config: TrainConfig, fabric: Fabric) -> Images:
     data = open_data(config.data, "val", config.model.size, config.eval_images)
-    return _held(data, config, fabric, f"{config.data}, val") if getattr(data, "has_masks", True) else None
+    return _held(data, config, fabric, f"{config.data}, val")
 
 
 def _held(data: Any, config: TrainConfig, fabric: Fabric, title: str) -> Images:
@@ -213,12 +225,7 @@ def open_run(folder: Path, config: TrainConfig) -> Iterator[None]:
         raise ValueError(f"{folder} is a file; expected a folder for the run")
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("wb")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(f"{folder} is in use by another run; wait for it or choose another --out") from None
+    with locked(folder / ".lock", busy=f"{folder} is in use by another run; wait for it or choose another --out"):
         _claim(folder, config)
         yield
 
@@ -227,11 +234,15 @@ def _claim(folder: Path, config: TrainConfig) -> None:
     """Writes run.json, unless the folder holds something else."""
     values = json.loads(json.dumps(dataclasses.asdict(config), default=str)) | {"version": cutslots.__version__}
     others = [path for path in folder.iterdir() if path.name not in (".lock", "run.json", "run.json.part")]
-    if others and config.overwrite:
+    if others and not config.overwrite:
+        _same_run(folder / "run.json", values)
+    elif others:
+        strange = [path.name for path in others if path.name.removesuffix(".part") not in WRITTEN]
+        if strange or not (folder / "run.json").is_file():
+            what = f"{strange[0]}, which no run writes" if strange else "no run"
+            raise ValueError(f"{folder} holds {what}: --overwrite empties run folders only")
         for path in others:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    elif others:
-        _same_run(folder / "run.json", values)
     write_atomically(folder / "run.json", json.dumps(values, indent=1).encode())
 
 
@@ -284,9 +295,11 @@ class Stop:
             raise KeyboardInterrupt
         self.flag = True
 
+    def is_over(self, seconds: float) -> bool:
+        return self.config.minutes is not None and seconds > 60 * self.config.minutes
+
     def due(self, step: int, seconds: float) -> bool:
-        up = self.config.minutes is not None and self._agreed(step, seconds > 60 * self.config.minutes)
-        return step == self.config.steps or up
+        return step == self.config.steps or self._agreed(step, self.is_over(seconds))
 
     def asked(self, step: int, seconds: float) -> bool:
         return self._agreed(step, self.flag)
@@ -376,7 +389,7 @@ class Log:
                 raise ValueError(f"the {what} at step {i}; {good}; try a lower --lr")
 
     def _told(self, loss: float) -> str:
-        score = f"  ARI-FG {100 * self.newest['ari_fg']:.1f}" if self.newest else ""
+        score = f"  ARI-FG {100 * self.newest['ari_fg']:.1f}" if "ari_fg" in self.newest else ""
         return f"loss {loss:.5f}  {self.speed:.0f} images/s{score}"
 
     def judge(self, done: int, model: Discovery, data: Images) -> None:
@@ -389,8 +402,9 @@ class Log:
             pictures = sheet(look(model, data, min(4, len(data)), self.fabric))
             write_atomically(self.folder / "pictures" / f"step_{done:07d}.png", png(pictures))
             self.board.image(done, "pictures", np.asarray(pictures))
-            told = "  ".join(f"{n} {100 * self.newest[k]:.1f}" for n, k in (("ARI-FG", "ari_fg"), ("mIoU", "miou")))
-            self.bar.console.print(f"step {done}: {told}  MSE {self.newest['mse']:.1f}", highlight=False)
+            shown = [("ARI-FG", "ari_fg"), ("mIoU", "miou")] if "ari_fg" in self.newest else []
+            told = "".join(f"{name} {100 * self.newest[key]:.1f}  " for name, key in shown)
+            self.bar.console.print(f"step {done}: {told}MSE {self.newest['mse']:.1f}", highlight=False)
         self.logged_at += time.monotonic() - began  # the speed is that of training
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -426,16 +440,15 @@ class Log:
 def write_training_report(folder: Path, config: TrainConfig, pictures: Pictures, fabric: Fabric) -> None:
     history = read_lines(folder / "metrics.jsonl")
     losses = [line for line in history if "loss" in line]
-    scores = [line["val"] for line in history if "val" in line]
-    values = {
-        "steps": f"{losses[-1]['step']:,}",
-        "minutes": f"{losses[-1]['seconds'] / 60:.1f}",
-        "seed": str(config.seed),
-    }
+    scores = next((line["val"] for line in reversed(history) if "ari_fg" in line.get("val", {})), None)
+    values = {"seed": str(config.seed)}
     if scores:
-        values = {"ARI-FG": f"{100 * scores[-1]['ari_fg']:.1f}", "mIoU": f"{100 * scores[-1]['miou']:.1f}"} | values
-    values["images a second"] = f"{np.median([line['images_per_second'] for line in losses]):,.0f}"
+        values = {"ARI-FG": f"{100 * scores['ari_fg']:.1f}", "mIoU": f"{100 * scores['miou']:.1f}"} | values
+    if losses:
+        values |= {"steps": f"{losses[-1]['step']:,}", "minutes": f"{losses[-1]['seconds'] / 60:.1f}"}
+        values["images a second"] = f"{np.median([line['images_per_second'] for line in losses]):,.0f}"
     cuda = fabric.device.type == "cuda"
     device = torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} CPU threads"
     title = f"cutslots: {config.preset} on {config.data}"
-    write_training(folder / "report.html", title, folder, values, pictures, f"{device}, {os.cpu_count()} cores")
+    results = {config.data: {"images": config.eval_images, **scores}} if scores else {}
+    write_training(folder / "report.html", title, folder, values, results, pictures, device)

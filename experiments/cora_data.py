@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import io
 import pickle
+import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +40,7 @@ def load(source: Path) -> Instances:
     try:
         with np.load(source, allow_pickle=False) as arrays:
             instances = Instances(*(np.asarray(arrays[name]) for name in ("Xl", "Xr", "Y")))
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{source} holds no instances ({error}); expected arrays Xl, Xr and Y") from None
     count, side, words = instances.left.shape
     if instances.right.shape != (count, side, words) or instances.cites.shape != (count, side, side):
@@ -56,7 +58,7 @@ def save(instances: Instances, file: Path) -> None:
 
 def read_public(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """Words (papers, words) uint8 and citations (n, 2), each pair once, from either public distribution."""
-    if (folder / "cora.content").is_file():
+    if (folder / "cora.content").is_file() and (folder / "cora.cites").is_file():
         return _read_linqs(folder)
     if (folder / "ind.cora.allx").is_file():
         return _read_planetoid(folder)
@@ -183,6 +185,11 @@ def largest_cut(graph: np.ndarray, rng: np.random.Generator, starts: int = START
         if value > best_value:
             best, best_value = side.copy(), value
     return best
+
+
+def checksum(instances: Instances) -> int:
+    """Tells instances apart."""
+    return zlib.crc32(b"".join(np.ascontiguousarray(part).tobytes() for part in instances))
 
 
 def facts(instances: Instances) -> dict[str, float]:

@@ -229,3 +229,11 @@ def test_command_line_says_what_is_wrong(weights, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr == "cutslots: images: there is no nowhere.png; expected a picture or a folder of pictures\n"
+
+
+def test_pictures_that_would_share_a_folder(weights, tmp_path):
+    for name in ("a.b.png", "a_b.png"):
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    with pytest.raises(ValueError, match=r"a\.b\.png, a_b\.png would all be written to"):
+        predict(weights, tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -180,7 +180,7 @@ def test_evaluation_page(tmp_path, pictures, run):
     path = tmp_path / "report.html"
     results = {"plain": means(20), NASTY: means(50)}
     shown = {"plain": pictures, NASTY: pictures}
-    write_evaluation(path, {"weights": NASTY, "results": results}, shown, run)
+    write_evaluation(path, {"weights": NASTY, "model": {"size": NASTY}, "results": results}, shown, run)
     page = Page(path)
     assert_needs_nothing_else(page, path)
     for tag in ("section", "div", "table", "figure", "svg", "pre"):
@@ -198,15 +198,17 @@ def test_evaluation_page(tmp_path, pictures, run):
 
 def test_evaluation_page_without_a_run(tmp_path, pictures):
     path = tmp_path / "report.html"
-    write_evaluation(path, {"weights": "w", "results": {"plain": means(20)}}, {"plain": pictures}, None)
+    write_evaluation(
+        path, {"weights": "w", "model": {"size": 64}, "results": {"plain": means(20)}}, {"plain": pictures}, None
+    )
     page = Page(path)
     assert_needs_nothing_else(page, path)
-    assert "svg" not in page.tags and "pre" not in page.tags
+    assert "svg" not in page.tags
 
 
 def test_training_page(tmp_path, pictures, run):
     path = tmp_path / "report.html"
-    write_training(path, f"tiny on {NASTY}", run, {"steps": "60", NASTY: NASTY}, pictures, NASTY)
+    write_training(path, f"tiny on {NASTY}", run, {"steps": "60", NASTY: NASTY}, {"plain": means(20)}, pictures, NASTY)
     page = Page(path)
     assert_needs_nothing_else(page, path)
     assert page.tags.count("svg") == 1 and len(page.pictures) == 8 + 7 + 6
@@ -219,5 +221,5 @@ def test_training_page_of_a_young_run(tmp_path, pictures, content):
     run, path = tmp_path / "run", tmp_path / "report.html"
     run.mkdir()
     (run / "metrics.jsonl").write_text(content)
-    write_training(path, "tiny", run, {}, pictures, "cpu")
+    write_training(path, "tiny", run, {}, {}, pictures, "cpu")
     assert_needs_nothing_else(Page(path), path)

@@ -29,6 +29,7 @@ from cutslots.presets import PRESETS
 from cutslots.scenes import Scenes
 from cutslots.scenes.files import generate
 from cutslots.train import Batches, rate, train
+from tests.conftest import needs_cuda
 from tests.small_runs import Command, lines, sentence, small, train_command, two, weights
 from tests.test_model import Code
 
@@ -223,6 +224,19 @@ def test_minutes_end_a_run(tmp_path):
     folder = train(small(tmp_path / "run", steps=10**6, minutes=1e-9))
     assert 1 <= state(folder)["step"] == lines(folder)[-1]["step"] <= training.LOG_EVERY
     assert "val" in lines(folder)[-1] and (folder / "report.html").exists()
+    before = weights(folder)
+    train(small(tmp_path / "run", steps=10**6, minutes=1e-9))
+    assert weights(folder) == before, "a run whose time is up is over"
+
+
+@needs_cuda
+def test_going_on_on_cuda(tmp_path):
+    cuda = {"accelerator": "cuda", "compile": "off", "precision": "32-true"}
+    train(small(tmp_path / "whole", **cuda, steps=8))
+    train(small(tmp_path / "parts", **cuda, steps=4))
+    train(small(tmp_path / "parts", **cuda, steps=8))
+    for name, value in load(tmp_path / "whole").state_dict().items():
+        torch.testing.assert_close(load(tmp_path / "parts").state_dict()[name], value, rtol=1e-3, atol=1e-4)
 
 
 def test_killed_between_state_and_weights(tmp_path, whole, monkeypatch):
@@ -349,13 +363,13 @@ def test_a_loss_that_is_not_a_number(tmp_path):
     [
         ({"lr": 0.5}, "lr"),
         ({"data": "textured"}, "data"),
-        ({"seed": 1, "batch": 8}, "seed, batch"),
+        ({"seed": 1, "batch": 8}, "batch, seed"),
         ({"slots": 4, "module": "softmax"}, "slots, module"),
         ({"images": 12, "hidden": 8}, "images, hidden"),
     ],
 )
 def test_another_run_is_refused(tmp_path, changes, named):
-    values = json.loads(json.dumps(dataclasses.asdict(small(tmp_path)), default=str))
+    values = json.loads(json.dumps(dataclasses.asdict(training.resolved(small(tmp_path))), default=str))
     (tmp_path / "run.json").write_text(json.dumps(values | {"version": training.cutslots.__version__}))
     (tmp_path / "state.pt").write_bytes(b"of that run")
     before = (tmp_path / "run.json").read_bytes()
@@ -381,9 +395,20 @@ def test_overwrite_starts_anew(run):
 def test_overwrite_takes_links_away(run, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "diary.txt").write_text("mine")
-    (run / "link").symlink_to(tmp_path / "elsewhere")
+    (run / "evaluation").symlink_to(tmp_path / "elsewhere")
     train(small(run, steps=1, lr=0.5, overwrite=True))
-    assert not (run / "link").exists() and (tmp_path / "elsewhere" / "diary.txt").exists()
+    assert not (run / "evaluation").exists() and (tmp_path / "elsewhere" / "diary.txt").exists()
+
+
+def test_overwrite_empties_run_folders_only(run, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "state.pt").write_text("mine")
+    with pytest.raises(ValueError, match="mine holds no run: --overwrite empties run folders only"):
+        train(small(tmp_path / "mine", overwrite=True))
+    (run / "diary.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds diary\.txt, which no run writes: --overwrite empties"):
+        train(small(run, lr=0.5, overwrite=True))
+    assert (run / "diary.txt").exists() and (run / "state.pt").exists()
 
 
 @pytest.mark.parametrize("content", [None, "{", "[1]", "3"])
@@ -565,13 +590,14 @@ def test_a_mistake_does_not_take_the_folder(tmp_path, mistake):
 
 
 def test_masks_do_not_take_part_in_learning(tmp_path):
-    """The same pictures with their masks, with others and with none give the same weights; none, and no scores."""
+    """The same pictures with their masks, with others, with broken ones and with none give the same weights."""
     generate(Scenes("plain", size=16, count=20, objects=(2, 5)), tmp_path / "true", quiet=True)
     for name in ("other", "none"):
         shutil.copytree(tmp_path / "true", tmp_path / name)
     masks = sorted((tmp_path / "other" / "masks").iterdir())
     for mask, content in zip(masks, [m.read_bytes() for m in masks[1:] + masks[:1]], strict=True):
         mask.write_bytes(content)
+    (tmp_path / "other" / "masks" / "000003.png").write_bytes(b"broken")  # not of a validation image
     shutil.rmtree(tmp_path / "none" / "masks")
     runs = {
         name: train(small(tmp_path / f"run-{name}", data=str(tmp_path / name), images=None, steps=12))
@@ -580,8 +606,8 @@ def test_masks_do_not_take_part_in_learning(tmp_path):
     assert weights(runs["true"]) == weights(runs["other"]) == weights(runs["none"])
     scores = {name: [line["val"] for line in lines(folder) if "val" in line] for name, folder in runs.items()}
     assert len(scores["true"]) == len(scores["other"]) == 2 and scores["true"] != scores["other"]
-    assert scores["none"] == [] and kinds(runs["none"]) == [(12, "loss")] and (runs["none"] / "report.html").exists()
-    assert not any(name.startswith("val/") for name in curves(runs["none"]))
+    assert [list(x) for x in scores["none"]] == [["mse"], ["mse"]], "without truth there is the error alone"
+    assert (runs["none"] / "report.html").exists() and len(list((runs["none"] / "pictures").iterdir())) == 2
 
 
 def test_a_folder_gives_the_weights_of_its_scenes(tmp_path, monkeypatch):

@@ -25,9 +25,13 @@ HELD_OUT = 10  # every tenth image is for validation, when a folder is learned f
 
 
 class Folder(Dataset[Sample]):
-    """Split "test" is all of the folder; "val" is every tenth image, in order of names, and "train" the others."""
+    """Split "test" is all of the folder; "val" is every tenth image, in order of names, and "train" the others.
 
-    def __init__(self, path: Path, split: str = "test", size: int = 128, count: int | None = None) -> None:
+    Without `masks` those that are there are not looked at."""
+
+    def __init__(
+        self, path: Path, split: str = "test", size: int = 128, count: int | None = None, masks: bool = True
+    ) -> None:
         if not (path / "images").is_dir():
             raise ValueError(f"{path} holds no folder images/; expected images/NAME.png and, for truth, masks/NAME.png")
         if split not in SPLITS:
@@ -41,7 +45,7 @@ class Folder(Dataset[Sample]):
             split, [p for i, p in enumerate(found) if i % HELD_OUT or len(found) == 1]
         )
         self.path, self.size, self.files = path, size, chosen[:count]
-        self.has_masks = (path / "masks").is_dir() and bool(list_images(path / "masks"))
+        self.has_masks = masks and (path / "masks").is_dir() and bool(list_images(path / "masks"))
 
     def __len__(self) -> int:
         return len(self.files)

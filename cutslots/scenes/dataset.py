@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 import cutslots
-from cutslots.disk import naming, progress, write_atomically
+from cutslots.disk import locked, naming, progress, write_atomically
 from cutslots.scenes import materials, physics, shapes
 from cutslots.scenes.draw import COLOURS, FAMILIES, FEWEST_OBJECTS, MOST_OBJECTS, SPLITS, draw
 from cutslots.scenes.render import Rendered, render
@@ -164,6 +164,11 @@ class Scenes(Dataset[Sample]):
             return Cached(images, masks)
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder.with_name(folder.name + ".lock")):  # another run may be making the same
+            return self._cache(folder, device, batch, quiet)
+
+    def _cache(self, folder: Path, device: torch.device | str, batch: int, quiet: bool) -> Cached:
+        shape = (self.count, self.frames, self.size, self.size)
         stamp = self.request()
         done = _read_state(folder, stamp)
         paths = folder / "images.npy", folder / "masks.npy"
