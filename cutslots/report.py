@@ -111,7 +111,7 @@ def sheet(pictures: Pictures, gap: int = 2) -> Image.Image:
     """All of it as one picture, a row for each image."""
     rows = [list(pictures.columns(i).values()) for i in range(len(pictures.image))]
     side, across = rows[0][0].shape[0] + gap, max(map(len, rows))
-    page = np.full((len(rows) * side - gap, across * side - gap, 3), 255, dtype=np.uint8)
+    page = np.full((len(rows) * side - gap, across * side - gap, 3), 205, dtype=np.uint8)  # grey between
     for y, row in enumerate(rows):
         for x, cell in enumerate(row):
             page[y * side : y * side + side - gap, x * side : x * side + side - gap] = cell

@@ -11,6 +11,7 @@ Interrupted, the same command goes on with the seeds that are missing.
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import multiprocessing
@@ -324,8 +325,6 @@ def main(
     print(text)
     for folder in (out, docs) if docs else (out,):
         write_docs(folder, text, instances, wanted, methods)
-    spent = sum(line.get("seconds", 0) for line in done.values())
-    print(f"{spent / 60:.1f} minutes of one core in all")
     print(f"wrote {file}, {out / 'summary.json'}, {(docs or out) / 'cora.md'}")
 
 
@@ -397,7 +396,8 @@ def write_docs(folder: Path, text: str, instances: Instances, lines: list[Any], 
     picture = folder / "img" / "cora.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(picture, box_plot(lines, [name for name in methods if name != "upper bound"]))
-    known = {"pairs": "\n".join(differences(lines))}
+    known = {"pairs": "\n".join(differences(lines)), "torch": torch.__version__}
+    known |= {"date": f"{datetime.date.today()}", "spent": f"{sum(line.get('seconds', 0) for line in lines) / 60:.0f}"}
     known |= {name.split()[0]: f"{value:.1f}" for name, value in cora_data.facts(instances).items()}
     write_atomically(folder / "cora.md", PAGE.format(table=text, **known).encode())
 
@@ -411,6 +411,8 @@ testing; the figure is how many pairs of the best assignment under the learned s
 most ({crossing} citations cross an instance on average).
 
     python -m experiments.cora --source DATA --docs docs
+
+{date}, torch {torch}, seeds from 0 on; {spent} minutes of one CPU core in all.
 
 {table}
 
