@@ -152,7 +152,7 @@ def test_columns_and_sheet(pictures):
     assert page.shape == (2 * SIDE + 2, 8 * SIDE + 7 * 2, 3)
     assert np.array_equal(page[:SIDE, :SIDE], pictures.image[0])
     assert np.array_equal(page[-SIDE:, :SIDE], pictures.image[1])
-    assert (page[SIDE : SIDE + 2] == 255).all()
+    assert (page[SIDE : SIDE + 2] == 205).all()
 
 
 def test_table_holds_the_numbers():
