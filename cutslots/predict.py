@@ -75,7 +75,8 @@ def _files(images: Path) -> list[Path]:
         return [images]
     if not images.is_dir():
         raise ValueError(f"images: there is no {images}; expected a picture or a folder of pictures")
-    found = list_images(images) or (list_images(images / "images") if (images / "images").is_dir() else [])
+    found = list_images(images / "images") if (images / "images").is_dir() else []  # as `generate` writes them
+    found = found or list_images(images)
     if not found:
         raise ValueError(f"images: {images} holds no pictures")
     return found
