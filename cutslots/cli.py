@@ -24,10 +24,10 @@ def info() -> None:
     import torch
 
     print(f"cutslots {cutslots.__version__}, Python {platform.python_version()}, {platform.platform()}")
-    for package in ("torch", "numpy", "scipy", "cholespy"):
-        print(f"  {package:10s} {importlib.metadata.version(package)}")
+    for package in ("torch", "numpy", "scipy", "cholespy", "lightning-fabric", "safetensors", "huggingface_hub"):
+        print(f"  {package:16s} {importlib.metadata.version(package)}")
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    print(f"  devices    {torch.get_num_threads()} CPU threads" + "".join(f", {name}" for name in devices))
+    print(f"  devices          {torch.get_num_threads()} CPU threads" + "".join(f", {name}" for name in devices))
 
 
 def generate(

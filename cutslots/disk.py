@@ -13,9 +13,10 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 
-def progress(quiet: bool = False) -> Progress:
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, disable=quiet)
+def progress(quiet: bool = False, *more: str) -> Progress:
+    """A bar with what is done and the time left, and `more` between them, as rich formats it."""
+    bar, done, left = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    return Progress("{task.description}", bar, done, *more, left, disable=quiet)
 
 
 @contextmanager

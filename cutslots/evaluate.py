@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cutslots import metrics
-from cutslots.data import Images, Sample, hold, open_data
+from cutslots.data import Images, Sample, open_data
 from cutslots.disk import progress, write_atomically
 from cutslots.model import Discovery, Found, as_floats, load, weights_file
 from cutslots.report import Pictures, paper_rows, table_text, write_evaluation
@@ -89,12 +89,10 @@ def evaluate(
     rows: list[dict[str, Any]] = []
     pictures: dict[str, Pictures] = {}
     for name, dataset in opened.items():
-        title = f"{name}, {split}"
-        held = hold(dataset, fabric.device, fabric.global_rank > 0, title)
-        scores = judge(model, held, fabric, title="judged")
+        scores = judge(model, dataset, fabric, title=f"{name}, {split}")
         results[name] = {"split": split, "images": len(scores.rows), **scores.means()}
         rows += [{"data": name, "image": _name(dataset, i), **row} for i, row in scores.table()]
-        pictures[name] = look(model, held, min(SHOWN, len(held)), fabric)
+        pictures[name] = look(model, dataset, min(SHOWN, len(dataset)), fabric)
     if fabric.global_rank == 0:
         record = {"weights": str(weights), "model": vars(model.config), "results": results}
         write_atomically(folder / "results.json", json.dumps(record, indent=1).encode())

@@ -62,11 +62,7 @@ def adjusted_rand(table: Tensor) -> Tensor:
     n = table.double()
     total = n.sum((1, 2)) ** 2
     both, rows, cols = (n**2).sum((1, 2)), (n.sum(2) ** 2).sum(1), (n.sum(1) ** 2).sum(1)
-    together, split, joined = (
-        both - n.sum((1, 2)),
-        rows - both,
-        cols - both,
-    )  # pairs: in both, in truth only, in prediction only
+    together, split, joined = both - n.sum((1, 2)), rows - both, cols - both  # in both; in truth; in prediction only
     apart = total - both - split - joined
     below = (together + split) * (split + apart) + (together + joined) * (joined + apart)
     value = 2 * (together * apart - split * joined) / below.where(below > 0, 1)

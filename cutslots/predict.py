@@ -28,8 +28,8 @@ import cutslots
 from cutslots.data.folder import list_images, read_image
 from cutslots.disk import progress, write_atomically
 from cutslots.model import Discovery, load
-from cutslots.report import blend, paint, png
-from cutslots.scenes.files import palette_image
+from cutslots.report import as_bytes, blend, paint
+from cutslots.scenes.files import palette_image, png
 
 
 def predict(weights: str, images: Path, out: Path, device: str = "auto", overwrite: bool = False) -> bool:
@@ -108,8 +108,8 @@ def find(model: Discovery, picture: Image.Image) -> tuple[np.ndarray, np.ndarray
     labels, best = _at_size(found.masks[0], (picture.height, picture.width))
     inside = torch.zeros(len(found.masks[0])).index_add_(0, labels.flatten(), best.flatten())
     scores = inside / torch.bincount(labels.flatten(), minlength=len(inside)).clamp(min=1)
-    drawn = (found.reconstruction[0].clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
-    redrawn = np.asarray(Image.fromarray(drawn).resize(picture.size, Image.Resampling.BICUBIC))
+    drawn = Image.fromarray(as_bytes(found.reconstruction[0]))
+    redrawn = np.asarray(drawn.resize(picture.size, Image.Resampling.BICUBIC))
     return labels.numpy().astype(np.uint8), scores.numpy(), redrawn
 
 

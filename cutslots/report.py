@@ -28,7 +28,7 @@ from cutslots.data import Sample
 from cutslots.disk import read_lines, write_atomically
 from cutslots.metrics import contingency
 from cutslots.model import Found
-from cutslots.scenes.files import PALETTE
+from cutslots.scenes.files import PALETTE, png
 
 SCORES = {
     "ari_fg": "ARI-FG",
@@ -63,12 +63,12 @@ class Pictures(NamedTuple):
         masks = found.masks[:, :, None].float()
         slots = found.pictures.float() * masks + (1 - masks)
         return cls(
-            _bytes(sample.image / 255.0),
+            as_bytes(sample.image / 255.0),
             sample.mask.cpu().numpy(),
-            _bytes(found.reconstruction.float()),
+            as_bytes(found.reconstruction.float()),
             labels["decoder"].cpu().numpy().astype(np.uint8),
             labels["partition"].cpu().numpy().astype(np.uint8),
-            _bytes(slots),
+            as_bytes(slots),
         )
 
     def columns(self, i: int) -> dict[str, np.ndarray]:
@@ -83,7 +83,7 @@ class Pictures(NamedTuple):
         return shown | {f"slot {k + 1}": slot for k, slot in enumerate(self.slots[i])}
 
 
-def _bytes(x: Tensor) -> np.ndarray:
+def as_bytes(x: Tensor) -> np.ndarray:
     """Values in [0, 1], channels first, as bytes with channels last."""
     return (x.clamp(0, 1) * 255).round().byte().movedim(-3, -1).cpu().numpy()
 
@@ -116,12 +116,6 @@ def sheet(pictures: Pictures, gap: int = 2) -> Image.Image:
         for x, cell in enumerate(row):
             page[y * side : y * side + side - gap, x * side : x * side + side - gap] = cell
     return Image.fromarray(page)
-
-
-def png(picture: Image.Image | np.ndarray) -> bytes:
-    data = io.BytesIO()
-    (picture if isinstance(picture, Image.Image) else Image.fromarray(picture)).save(data, "PNG", optimize=True)
-    return data.getvalue()
 
 
 # ---------------------------------------------------------------------------------------------------------- the tables

@@ -31,18 +31,18 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.utilities.rank_zero import rank_zero_only
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 import cutslots
 from cutslots.board import Board
 from cutslots.data import Images, hold, open_data
 from cutslots.devices import make_fabric, settled
-from cutslots.disk import append_line, locked, naming, read_lines, write_atomically
+from cutslots.disk import append_line, locked, naming, progress, read_lines, write_atomically
 from cutslots.evaluate import judge, look
 from cutslots.model import Discovery, as_floats, channels_last, save
 from cutslots.presets import TrainConfig
-from cutslots.report import Pictures, png, sheet, write_training
+from cutslots.report import Pictures, sheet, write_training
+from cutslots.scenes.files import png
 
 LOG_EVERY = 20  # steps between lines of metrics.jsonl; the loss is looked at no sooner, for the device not to wait
 # What may differ when a run is gone on with.
@@ -325,14 +325,7 @@ class Log:
         self.newest: dict[str, float] = {}
         self.recent: list[Tensor] = []
         self.speed = 0.0
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[told]}"),
-            TimeRemainingColumn(),
-        )
-        self.bar = Progress(*columns, disable=not self.writes)
+        self.bar = progress(not self.writes, "{task.fields[told]}")
         if self.writes:
             self._forget_after(state["step"])
             (folder / "pictures").mkdir(exist_ok=True)
@@ -430,14 +423,13 @@ class Log:
 
     def finish(self, model: Discovery, data: Images) -> Path:
         if self.writes:
-            write_training_report(
-                self.folder, self.config, look(model, data, min(8, len(data)), self.fabric), self.fabric
-            )
+            pictures = look(model, data, min(8, len(data)), self.fabric)
+            write_training_report(self.folder, self.config, len(data), pictures, self.fabric)
             print(f"wrote {self.folder / 'model.safetensors'} and {self.folder / 'report.html'}")
         return self.folder
 
 
-def write_training_report(folder: Path, config: TrainConfig, pictures: Pictures, fabric: Fabric) -> None:
+def write_training_report(folder: Path, config: TrainConfig, judged: int, pictures: Pictures, fabric: Fabric) -> None:
     history = read_lines(folder / "metrics.jsonl")
     losses = [line for line in history if "loss" in line]
     scores = next((line["val"] for line in reversed(history) if "ari_fg" in line.get("val", {})), None)
@@ -450,5 +442,5 @@ def write_training_report(folder: Path, config: TrainConfig, pictures: Pictures,
     cuda = fabric.device.type == "cuda"
     device = torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} CPU threads"
     title = f"cutslots: {config.preset} on {config.data}"
-    results = {config.data: {"images": config.eval_images, **scores}} if scores else {}
+    results = {config.data: {"images": judged, **scores}} if scores else {}
     write_training(folder / "report.html", title, folder, values, results, pictures, device)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -278,7 +278,7 @@ def ours(data: Any, rest: np.ndarray, epochs: int = 20) -> tuple[nn.Module, str]
 
 
 def main(
-    source: Annotated[Path, tyro.conf.arg(aliases=["-s"])],
+    source: Path,
     out: Path = Path("out/cora"),
     seeds: int = 30,
     jobs: int = 2,
@@ -305,9 +305,9 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     file = out / "results.jsonl"
     key = cora_data.checksum(instances)
-    kept = [line for line in read_lines(file) if line.get("instances") == key]  # of other instances there is no use
-    write_atomically(file, b"".join(json.dumps(line).encode() + b"\n" for line in kept))
-    done = {(line["method"], line["seed"]): line for line in kept}
+    lines = read_lines(file)
+    write_atomically(file, b"".join(json.dumps(line).encode() + b"\n" for line in lines))  # without any cut short
+    done = {(line["method"], line["seed"]): line for line in lines if line.get("instances") == key}
     missing = [(name, seed) for name in methods for seed in range(seeds) if (name, seed) not in done]
     cora_data.save(instances, out / "instances.npz")
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # of each process

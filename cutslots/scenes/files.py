@@ -52,7 +52,7 @@ def generate(scenes: Scenes, out: Path, overwrite: bool = False, quiet: bool = F
                 # The line comes after its files: a scene that has one is whole.
                 append_line(out / "scenes.jsonl", json.dumps(fact).encode())
                 bar.advance(task)
-    write_atomically(out / "contact_sheet.png", _png(contact_sheet(scenes)))
+    write_atomically(out / "contact_sheet.png", png(contact_sheet(scenes)))
 
 
 def _prepare(out: Path, request: dict[str, Any], overwrite: bool) -> int:
@@ -96,14 +96,14 @@ def _load(path: Path) -> object:
 
 def _write_scene(out: Path, name: str, image: np.ndarray, mask: np.ndarray) -> None:
     if image.ndim == 3:
-        write_atomically(out / "images" / f"{name}.png", _png(_picture(image)))
-        write_atomically(out / "masks" / f"{name}.png", _png(palette_image(mask)))
+        write_atomically(out / "images" / f"{name}.png", png(_picture(image)))
+        write_atomically(out / "masks" / f"{name}.png", png(palette_image(mask)))
         return
     frames = [_picture(frame) for frame in image]
     for kind, pictures in (("images", frames), ("masks", [palette_image(frame) for frame in mask])):
         (out / kind / name).mkdir(exist_ok=True)
         for f, picture in enumerate(pictures):
-            write_atomically(out / kind / name / f"{f:02d}.png", _png(picture))
+            write_atomically(out / kind / name / f"{f:02d}.png", png(picture))
     (out / "previews").mkdir(exist_ok=True)
     film = io.BytesIO()
     frames[0].save(film, "GIF", save_all=True, append_images=frames[1:], duration=1000 // FRAMES_A_SECOND, loop=0)
@@ -121,9 +121,9 @@ def palette_image(mask: np.ndarray) -> Image.Image:
     return picture
 
 
-def _png(picture: Image.Image) -> bytes:
+def png(picture: Image.Image | np.ndarray) -> bytes:
     data = io.BytesIO()
-    picture.save(data, "PNG")
+    (picture if isinstance(picture, Image.Image) else Image.fromarray(picture)).save(data, "PNG")
     return data.getvalue()
 
 
