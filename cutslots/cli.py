@@ -102,7 +102,8 @@ def evaluate(
 
     Args:
         weights: A run folder, a .safetensors file or the name of shipped weights.
-        data: plain, textured, ood, camo; with numbers of objects as in plain:2-5; folders with images/ and masks/.
+        data: plain, textured, ood, camo, moving; clevrtex:DIR and the like; with numbers of objects as in plain:2-5;
+            folders with images/ and masks/.
         out: Where to write; by default evaluation/ in the run folder.
         split: Which images: of scenes, another set for each; of folders, val is every tenth image and test is all.
         images: How many of each dataset; by default all, which is 1,000 of scenes.
@@ -140,11 +141,63 @@ def predict(
         sys.exit(1)
 
 
+def prepare(
+    dataset: tyro.conf.Positional[Literal["clevr", "clevrtex", "clevrtex-ood", "clevrtex-camo", "movi-a"]],
+    source: Path,
+    out: Path,
+    size: int = 128,
+    splits: Literal["clevrtex", "slot-attention"] = "clevrtex",
+    workers: int | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Read a dataset as published, crop and resize it, and write a cache to train from: --data clevrtex:OUT.
+
+    Args:
+        dataset: Which.
+        source: clevr: the .tfrecords file. clevrtex: the unpacked folder, or that of the tar or zip parts. movi-a: the
+            TFDS folder.
+        out: The folder to write to. One that an interrupted run of the same command has left is gone on with.
+        size: The side of the pictures, in pixels.
+        splits: Whose crop and splits. slot-attention's are for clevr: rows 29-220, the first 70,000 to learn from, and
+            scenes of at most 6 objects.
+        workers: Threads that decode; by default one for each core.
+        overwrite: Replace another cache in the folder.
+    """
+    from cutslots.data.prepare import prepare
+    from cutslots.data.prepared import read_manifest
+
+    if not prepare(dataset, source, out, size, splits, workers, overwrite):
+        print(f"{out} is up to date")
+        return
+    manifest = read_manifest(out)
+    shared = ", ".join(f"{name} {b - a:,}" for name, (a, b) in manifest["splits"].items())
+    print(f"wrote {manifest['rows']:,} rows to {out} ({shared}); use it as --data {dataset}:{out}")
+    if manifest["published"] not in (None, manifest["rows"]):
+        print(f"the source holds {manifest['rows']:,} of the published {manifest['published']:,}: splits are of these")
+
+
+def inspect(data: tyro.conf.Positional[str], images: int | None = None, out: Path | None = None) -> None:
+    """Print what is in a dataset: splits, numbers of objects, each label's share; write a contact sheet.
+
+    Args:
+        data: A family of scenes, a prepared dataset as in clevrtex:DIR, or a folder with images/ and masks/.
+        images: How many of each split to look at; by default all, of built-in scenes 200.
+        out: The contact sheet; by default beside a prepared dataset, else in the current folder.
+    """
+    from cutslots.data.inspect import inspect
+
+    if images is not None and images < 1:
+        raise ValueError(f"images is {images}; expected at least 1")
+    inspect(data, images, out)
+
+
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "evaluate": evaluate,
     "predict": predict,
     "generate": generate,
+    "prepare": prepare,
+    "inspect": inspect,
     "info": info,
 }
 

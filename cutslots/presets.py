@@ -100,7 +100,8 @@ class TrainConfig:
     model: ModelConfig
     preset: Annotated[str, tyro.conf.Suppress]
     data: str
-    """plain, textured, ood, camo; with numbers of objects as in plain:2-5; or a folder that holds images/."""
+    """plain, textured, ood, camo, moving; clevrtex:DIR and the like; with numbers of objects as in plain:2-5; or a
+    folder that holds images/."""
 
     batch: int
     """Images a step, over all processes together."""

@@ -1,7 +1,8 @@
-"""Images to learn from and to be judged by: built-in scenes or folders, all through one small interface.
+"""Images to learn from and to be judged by: scenes, published datasets, folders, all through one small interface.
 
 A dataset has a length, and `render(indices, device)` returns a `Sample`: images (B, 3, S, S) uint8 and masks (B, S, S)
-uint8. `open_data` finds one by what the user wrote; `hold` keeps its pictures in the memory of the training device.
+uint8. Films have a frame axis after B, and `stills(films, frames, device)` for single frames. `open_data` finds one by
+what the user wrote; `hold` keeps its pictures in the memory of the training device.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ import torch
 from torch import Tensor
 
 from cutslots.data.folder import Folder
+from cutslots.data.prepared import Prepared, is_prepared
+from cutslots.data.published import DATASETS
 from cutslots.disk import progress
 from cutslots.scenes import FAMILIES, Scenes
-from cutslots.scenes.dataset import Indices, Sample, whole_numbers
+from cutslots.scenes.dataset import Cached, Indices, Sample, whole_numbers
+from cutslots.scenes.draw import FEWEST_OBJECTS, MOST_OBJECTS
 
+SIZE = 128  # the side of pictures, unless another is asked for
 HOLD = 8 * 2**30  # bytes of pictures that are kept in memory rather than made again
 
 
@@ -31,8 +36,37 @@ class Images(Protocol):
     def render(self, indices: Indices, device: torch.device | str = "cpu") -> Sample: ...
 
 
+class Films(Images, Protocol):
+    """What is asked of a dataset of videos besides."""
+
+    @property
+    def frames(self) -> int: ...
+
+    def stills(self, films: Indices, frames: Indices, device: torch.device | str = "cpu") -> Sample: ...
+
+
+class Frames:
+    """The frames of films as so many images, one film after the other."""
+
+    def __init__(self, films: Films, count: int | None = None) -> None:
+        self.films = films
+        total = len(films) * films.frames
+        self.count = total if count is None else min(count, total)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def name(self, index: int) -> str:
+        film, frame = divmod(index, self.films.frames)
+        named = self.films.name(film) if hasattr(self.films, "name") else f"{film:06d}"
+        return f"{named}-{frame:02d}"
+
+    def render(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
+        return self.films.stills(*np.divmod(whole_numbers(indices, len(self)), self.films.frames), device)
+
+
 class Held:
-    """Pictures in memory, on the device that wants them."""
+    """Pictures or films in memory, on the device that wants them."""
 
     def __init__(self, image: Tensor, mask: Tensor, has_masks: bool = True) -> None:
         self.image, self.mask, self.has_masks = image, mask, has_masks
@@ -40,40 +74,75 @@ class Held:
     def __len__(self) -> int:
         return len(self.image)
 
+    @property
+    def frames(self) -> int:
+        return self.image.shape[1] if self.image.ndim == 5 else 1
+
     def render(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
-        chosen = torch.from_numpy(whole_numbers(indices, len(self)))
+        return self._chosen(whole_numbers(indices, len(self)), device=device)
+
+    def stills(self, films: Indices, frames: Indices, device: torch.device | str = "cpu") -> Sample:
+        return self._chosen(whole_numbers(films, len(self)), whole_numbers(frames, self.frames), device=device)
+
+    def _chosen(self, *numbers: np.ndarray, device: torch.device | str) -> Sample:
+        at = tuple(torch.from_numpy(n) for n in numbers)
         if self.image.is_cuda:
-            chosen = chosen.pin_memory().to(self.image.device, non_blocking=True)
-        return Sample(self.image[chosen].to(device), self.mask[chosen].to(device))
+            at = tuple(n.pin_memory().to(self.image.device, non_blocking=True) for n in at)
+        return Sample(self.image[at].to(device), self.mask[at].to(device))
 
 
-def open_data(name: str, split: str, size: int, count: int | None = None, masks: bool = True) -> Scenes | Folder:
-    """The dataset a user named: a family of scenes, with numbers of objects if wanted (plain:2-5), or a folder.
+def open_data(
+    name: str, split: str, size: int | None = None, count: int | None = None, masks: bool = True
+) -> Scenes | Folder | Prepared | Frames:
+    """The images a user named: a family of scenes (plain), a prepared dataset (clevrtex:DIR), or a folder.
 
-    `count` takes the first so many images. Without `masks` those of a folder are not looked at."""
-    family, _, numbers = name.partition(":")
-    if family in FAMILIES and FAMILIES[family].frames == 1:
-        if not numbers:
-            return Scenes(family, split, size, count=count)
-        bounds = re.fullmatch(r"(\d+)-(\d+)", numbers)
-        if bounds is None:
-            raise ValueError(f"data is {name!r}; expected numbers of objects as in {family}:2-5")
-        return Scenes(family, split, size, count=count, objects=(int(bounds[1]), int(bounds[2])))
-    if Path(name).is_dir():
-        return Folder(Path(name), split, size, count, masks)
-    still = ", ".join(family for family in FAMILIES if FAMILIES[family].frames == 1)
-    raise ValueError(f"data is {name!r}; expected one of {still}, or a folder that holds images/")
+    Numbers of objects may follow: plain:2-5, clevr:DIR:0-6. Films are handed out frame by frame. `count` takes the
+    first so many images. Without `masks` those of a folder are not looked at. `size` is 128, or what was prepared."""
+    known = name.partition(":")[0] in (*FAMILIES, *DATASETS)
+    if not known and Path(name).is_dir() and not is_prepared(Path(name)):
+        return Folder(Path(name), split, size or SIZE, count, masks)
+    films = open_films(name, split, size, count)
+    return films if films.frames == 1 else Frames(films, count)
+
+
+def open_films(name: str, split: str, size: int | None = None, count: int | None = None) -> Scenes | Prepared:
+    """The films a user named: moving, movi-a:DIR; or stills, which have one frame."""
+    kind, _, rest = name.partition(":")
+    if kind in FAMILIES:
+        bounds = _bounds(rest)
+        if rest and bounds is None:
+            raise ValueError(f"data is {name!r}; expected numbers of objects as in {kind}:2-5")
+        return Scenes(kind, split, size or SIZE, count=count, objects=bounds or (FEWEST_OBJECTS, MOST_OBJECTS))
+    if kind in DATASETS and rest:
+        place, _, numbers = rest.rpartition(":")
+        bounds = _bounds(numbers)
+        data = Prepared(Path(place if bounds else rest), split, size, count, bounds)
+        if data.dataset != kind:
+            raise ValueError(f"data is {name!r}, but {data.folder} holds {data.dataset}")
+        return data
+    if Path(name).is_dir() and is_prepared(Path(name)):
+        return Prepared(Path(name), split, size, count)
+    known = ", ".join([*FAMILIES, *(f"{kind}:DIR" for kind in DATASETS)])
+    raise ValueError(f"data is {name!r}; expected one of {known}, or a folder that holds images/")
+
+
+def _bounds(numbers: str) -> tuple[int, int] | None:
+    """2-5 as (2, 5)."""
+    found = re.fullmatch(r"(\d+)-(\d+)", numbers)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def hold(data: Images, device: torch.device | str = "cpu", quiet: bool = False, title: str = "images") -> Images:
     """The same images, kept in the device's memory if they fit; else as they are, to be made batch by batch."""
     if len(data) == 0:
         raise ValueError(f"{title}: there are no images")
+    if torch.device(device).type == "cpu" and isinstance(data, Cached | Prepared):
+        return data  # mapped into memory as it is
     first = data.render([0], device)
     if len(data) * (first.image.nbytes + first.mask.nbytes) > min(HOLD, _free(device) // 2):
         return data
     image, mask = (torch.empty((len(data), *x.shape[1:]), dtype=x.dtype, device=device) for x in first)
-    step = 512 if torch.device(device).type == "cuda" else 32
+    step = max(1, (512 if torch.device(device).type == "cuda" else 32) // getattr(data, "frames", 1))
     with progress(quiet) as bar:
         task: Any = bar.add_task(title, total=len(data))
         for start in range(0, len(data), step):
@@ -93,4 +162,4 @@ def _free(device: torch.device | str) -> int:
     return HOLD
 
 
-__all__ = ["Folder", "Held", "Images", "Sample", "hold", "open_data"]
+__all__ = ["Films", "Folder", "Frames", "Held", "Images", "Prepared", "Sample", "hold", "open_data", "open_films"]

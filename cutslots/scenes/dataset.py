@@ -101,6 +101,13 @@ class Scenes(Dataset[Sample]):
         parts = (torch.cat(part) for part in list(zip(*made, strict=True))[:2])
         return Sample(*(x[:, 0] if self.frames == 1 else x for x in parts))
 
+    def stills(self, films: Indices, frames: Indices, device: torch.device | str = "cpu") -> Sample:
+        """One frame of each film, (B, 3, size, size). The films are made whole: ask for neighbours together."""
+        chosen, place = np.unique(whole_numbers(films, self.count), return_inverse=True)
+        made = self.render(chosen, device)
+        at = torch.from_numpy(place).to(device), torch.from_numpy(whole_numbers(frames, self.frames)).to(device)
+        return made if self.frames == 1 else Sample(made.image[at], made.mask[at])
+
     def world(self, indices: Indices) -> World:
         """What the scenes hold, as arrays."""
         return draw(
@@ -173,7 +180,7 @@ class Scenes(Dataset[Sample]):
         done = _read_state(folder, stamp)
         paths = folder / "images.npy", folder / "masks.npy"
         if done == self.count:
-            return Cached(*(_reopened(path) for path in paths))
+            return Cached(*(reopened(path) for path in paths))
         write_atomically(folder / "cache.json", json.dumps({**stamp, "done": done}).encode())
         images = _array(paths[0], (*shape[:2], 3, *shape[2:]), keep=done > 0)
         masks = _array(paths[1], shape, keep=done > 0)
@@ -184,7 +191,7 @@ class Scenes(Dataset[Sample]):
             write_atomically(folder / "cache.json", json.dumps({**stamp, "done": done}).encode())
 
         self._fill(images, masks, done, device, batch, quiet, save)
-        return Cached(*(_reopened(path) for path in paths))
+        return Cached(*(reopened(path) for path in paths))
 
     def _fill(
         self, images: np.ndarray, masks: np.ndarray, start: int, device: Any, batch: int, quiet: bool, save: Any
@@ -215,10 +222,19 @@ class Cached(Dataset[Sample]):
         sample = self.render([operator.index(index)])
         return Sample(sample.image[0], sample.mask[0])
 
+    @property
+    def frames(self) -> int:
+        return self.images.shape[1]
+
     def render(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
         chosen = whole_numbers(indices, len(self))
-        arrays = (torch.from_numpy(np.ascontiguousarray(a[chosen])) for a in (self.images, self.masks))
-        return Sample(*((x[:, 0] if x.shape[1] == 1 else x).to(device, non_blocking=True) for x in arrays))
+        parts = (_taken(a, chosen, device) for a in (self.images, self.masks))
+        return Sample(*(x[:, 0] if self.frames == 1 else x for x in parts))
+
+    def stills(self, films: Indices, frames: Indices, device: torch.device | str = "cpu") -> Sample:
+        """One frame of each of the films, (B, 3, size, size)."""
+        chosen = whole_numbers(films, len(self)) * self.frames + whole_numbers(frames, self.frames)
+        return Sample(*(_taken(a.reshape(-1, *a.shape[2:]), chosen, device) for a in (self.images, self.masks)))
 
     def __getstate__(self) -> dict[str, Any]:
         """A worker opens the files again; it is not sent their contents."""
@@ -226,7 +242,15 @@ class Cached(Dataset[Sample]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
-            setattr(self, name, _reopened(value) if isinstance(value, Path) else value)
+            setattr(self, name, reopened(value) if isinstance(value, Path) else value)
+
+
+def _taken(array: np.ndarray, chosen: np.ndarray, device: torch.device | str) -> Tensor:
+    """Rows of an array, read into memory that the device can copy from while it works."""
+    pinned = torch.device(device).type == "cuda"
+    rows = torch.empty((len(chosen), *array.shape[1:]), dtype=torch.uint8, pin_memory=pinned)
+    np.take(array, chosen, axis=0, out=rows.numpy(), mode="clip")  # checked before; "raise" would copy twice
+    return rows.to(device, non_blocking=True)
 
 
 def whole_numbers(indices: Indices, count: int) -> np.ndarray:
@@ -260,7 +284,7 @@ def _read_state(folder: Path, stamp: dict[str, Any]) -> int:
     return int(state.get("done", 0))
 
 
-def _reopened(path: Path, mode: Literal["r", "r+"] = "r") -> np.memmap:
+def reopened(path: Path, mode: Literal["r", "r+"] = "r") -> np.memmap:
     try:
         return np.load(path, mmap_mode=mode)
     except (OSError, ValueError):
@@ -271,8 +295,8 @@ def _array(path: Path, shape: tuple[int, ...], keep: bool) -> np.memmap:
     """A uint8 array in a file, opened again or made anew. Its room is taken at once: a map of a file that the disk
     turns out too small for would end the process."""
     if keep:
-        _reopened(path)  # whole? To write in it would stretch a short file with zeros
-        return _reopened(path, "r+")
+        reopened(path)  # whole? To write in it would stretch a short file with zeros
+        return reopened(path, "r+")
     with naming(path):
         array = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
         if hasattr(os, "posix_fallocate"):

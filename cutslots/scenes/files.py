@@ -127,16 +127,17 @@ def png(picture: Image.Image | np.ndarray) -> bytes:
     return data.getvalue()
 
 
-def contact_sheet(scenes: Scenes, columns: int = 8) -> Image.Image:
-    """The first scenes, or frames of the first moving ones, each above its mask."""
-    count = min(len(scenes), SHEET if scenes.frames == 1 else SHEET // columns)
-    size, gap = scenes.size, 2
-    if count == 0:
-        return Image.new("RGB", (size, size), "white")
+def contact_sheet(scenes: Any, columns: int = 8) -> Image.Image:
+    """The first scenes, or frames of the first moving ones, each above its mask. Any dataset will do."""
+    frames, gap = getattr(scenes, "frames", 1), 2
+    count = min(len(scenes), SHEET if frames == 1 else SHEET // columns)
     sample = scenes.render(np.arange(count))
     images, masks = sample.image.numpy(), sample.mask.numpy()
-    if scenes.frames > 1:
-        shown = np.linspace(0, scenes.frames - 1, columns).astype(int)
+    size = images.shape[-1]
+    if count == 0:
+        return Image.new("RGB", (size, size), "white")
+    if frames > 1:
+        shown = np.linspace(0, frames - 1, columns).astype(int)
         images, masks = images[:, shown].reshape(-1, 3, size, size), masks[:, shown].reshape(-1, size, size)
     columns = min(columns, len(images))
     rows = -(-len(images) // columns)

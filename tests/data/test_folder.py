@@ -274,8 +274,7 @@ def test_open_data_finds_folders(folder):
         ("plain:5-2", r"objects is \(5, 2\); expected a range between 1 and 10"),
         ("plain:0-3", r"objects is \(0, 3\); expected a range between 1 and 10"),
         ("plain:x", "data is 'plain:x'; expected numbers of objects as in plain:2-5"),
-        ("nothing", "data is 'nothing'; expected one of plain, textured, ood, camo, or a folder that holds images/"),
-        ("moving", "data is 'moving'; expected one of plain, textured, ood, camo, or a folder that holds images/"),
+        ("nothing", "data is 'nothing'; expected one of plain, textured, ood, camo, moving, clevr:DIR, "),
     ],
 )
 def test_open_data_refuses(name, message):
