@@ -97,6 +97,7 @@ def evaluate(
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     devices: int = 1,
     precision: Literal["auto", "32-true", "bf16-mixed"] = "auto",
+    join: Literal["area", "matching", "hungarian"] = "area",
 ) -> None:
     """Score a model on datasets: ARI, ARI-FG, mIoU, MSE; a table, JSON, a CSV of every image and a page of pictures.
 
@@ -106,17 +107,19 @@ def evaluate(
             folders with images/ and masks/.
         out: Where to write; by default evaluation/ in the run folder.
         split: Which images: of scenes, another set for each; of folders, val is every tenth image and test is all.
-        images: How many of each dataset; by default all, which is 1,000 of scenes.
+        images: How many of each dataset, films counting as one; by default all, which is 1,000 of scenes.
         accelerator: Where to run.
         devices: Processes, one for each device. The scores do not depend on it.
         precision: bf16-mixed on CUDA, 32-true elsewhere.
+        join: How slots of films are joined over time: weighted by area (ours), by the learned matching of pairs, or by
+            the Hungarian algorithm on inner products (the paper's baseline).
     """
     from cutslots.devices import make_fabric
     from cutslots.evaluate import evaluate
 
     if images is not None and images < 1:
         raise ValueError(f"images is {images}; expected at least 1")
-    evaluate(weights, data, out, split, images, make_fabric(accelerator, devices, 1, precision))
+    evaluate(weights, data, out, split, images, make_fabric(accelerator, devices, 1, precision), join)
 
 
 def predict(

@@ -7,6 +7,7 @@ what the user wrote; `hold` keeps its pictures in the memory of the training dev
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -65,6 +66,26 @@ class Frames:
         return self.films.stills(*np.divmod(whole_numbers(indices, len(self)), self.films.frames), device)
 
 
+class Clips:
+    """All runs of so many neighbouring frames of films: images (B, T, 3, S, S)."""
+
+    def __init__(self, films: Films, length: int) -> None:
+        self.films, self.length, self.starts = films, length, films.frames - length + 1
+        if self.starts < 1:
+            raise ValueError(
+                f"the films have {films.frames} frames; expected at least {length} (--data moving, movi-a:DIR)"
+            )
+
+    def __len__(self) -> int:
+        return len(self.films) * self.starts
+
+    def render(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
+        film, start = np.divmod(whole_numbers(indices, len(self)), self.starts)
+        frames = start[:, None] + np.arange(self.length)
+        made = self.films.stills(film.repeat(self.length), frames.reshape(-1), device)
+        return Sample(*(x.unflatten(0, (len(film), self.length)) for x in made))
+
+
 class Held:
     """Pictures or films in memory, on the device that wants them."""
 
@@ -101,12 +122,17 @@ def open_data(
     known = name.partition(":")[0] in (*FAMILIES, *DATASETS)
     if not known and Path(name).is_dir() and not is_prepared(Path(name)):
         return Folder(Path(name), split, size or SIZE, count, masks)
-    films = open_films(name, split, size, count)
+    films = open_films(name, split, size, frames=count)
     return films if films.frames == 1 else Frames(films, count)
 
 
-def open_films(name: str, split: str, size: int | None = None, count: int | None = None) -> Scenes | Prepared:
-    """The films a user named: moving, movi-a:DIR; or stills, which have one frame."""
+def open_films(
+    name: str, split: str, size: int | None = None, count: int | None = None, frames: int | None = None
+) -> Scenes | Prepared:
+    """The films a user named: moving, movi-a:DIR; or stills, which have one frame. The first `count` of them, or as
+    many as have so many `frames`."""
+    if frames is not None:
+        count = math.ceil(frames / open_films(name, split, size, 0).frames)
     kind, _, rest = name.partition(":")
     if kind in FAMILIES:
         bounds = _bounds(rest)
@@ -162,4 +188,16 @@ def _free(device: torch.device | str) -> int:
     return HOLD
 
 
-__all__ = ["Films", "Folder", "Frames", "Held", "Images", "Prepared", "Sample", "hold", "open_data", "open_films"]
+__all__ = [
+    "Clips",
+    "Films",
+    "Folder",
+    "Frames",
+    "Held",
+    "Images",
+    "Prepared",
+    "Sample",
+    "hold",
+    "open_data",
+    "open_films",
+]

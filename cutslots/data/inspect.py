@@ -45,14 +45,16 @@ def inspect(data: str, images: int | None = None, out: Path | None = None, quiet
 
 def _open(data: str) -> dict[str, Any]:
     """The splits that hold something. A folder is all of one kind to look at."""
-    opened = open_data(data, "test")
+    opened = open_data(data, "test", count=0)
     if isinstance(opened, Folder):
-        return {"all": opened}
+        return {"all": open_data(data, "test")}
     found = {}
     for split in SPLITS:
         films = open_films(data, split, count=0)
-        if not isinstance(films, Prepared) or np.ptp(films.manifest["splits"][split]) > 0:
+        if not isinstance(films, Prepared) or films.holds > 0:
             found[split] = open_films(data, split)
+    if not found:
+        open_films(data, "test")  # which says what there is
     return found
 
 

@@ -95,7 +95,7 @@ def _resume(out: Path, request: dict[str, Any], overwrite: bool) -> int | None:
     others = [path for path in out.iterdir() if path.name.removesuffix(".part") not in ours]
     if others:
         raise ValueError(f"{out} holds {others[0].name}, which is of no cache; choose another folder")
-    found = _load(out / "manifest.json") or _load(out / "progress.json")
+    found = _load(out / "manifest.json") or _load(out / "progress.json") or None  # garbage is as good as nothing
     before = found.get("request") if found else None
     if found is not None and before != request:
         differ = [k for k in request if not isinstance(before, dict) or before.get(k) != request[k]]
@@ -218,17 +218,22 @@ def _in_order(pool: ThreadPoolExecutor, pieces: Iterable[Piece], ahead: int) -> 
         except ValueError as error:
             raise ValueError(f"{piece.where}: {error}") from None
 
-    try:
-        for piece in pieces:
-            waiting.append((piece, pool.submit(piece.make)))
-            if len(waiting) >= ahead:
-                yield first()
-    except ValueError:  # what was read before the fault is kept for the run that goes on
-        while waiting:
+    fault, pieces = None, iter(pieces)
+    while True:
+        try:
+            piece = next(pieces)
+        except StopIteration:
+            break
+        except ValueError as error:  # what was read before the fault is kept for the run that goes on
+            fault = error
+            break
+        waiting.append((piece, pool.submit(piece.make)))
+        if len(waiting) >= ahead:
             yield first()
-        raise
     while waiting:
         yield first()
+    if fault is not None:
+        raise fault
 
 
 def _open(path: Path) -> int:

@@ -42,12 +42,19 @@ class Prepared(Dataset[Sample]):
                 f"--size {size} and another --out"
             )
         images, masks, counts = (reopened(folder / f"{name}.npy") for name in ("images", "masks", "objects"))
-        if not len(images) == len(masks) == len(counts) == self.manifest["rows"]:
-            raise ValueError(f"{folder} holds arrays of different lengths; delete it and prepare it again")
+        rows = self.manifest["rows"]
+        for array, shape in (
+            (images, (rows, self.frames, 3, self.size, self.size)),
+            (masks, (rows, self.frames, self.size, self.size)),
+            (counts, (rows,)),
+        ):
+            if array.shape != shape or array.dtype != np.uint8:
+                raise ValueError(f"{array.filename} is {array.dtype} {array.shape}; expected {shape}: prepare it again")
         self.cached, self.counts = Cached(images, masks), np.array(counts)
         rows = np.arange(*self.manifest["splits"][split])
         least, most = objects or self.manifest["objects"] or (0, 255)
-        self.rows = rows[(self.counts[rows] >= least) & (self.counts[rows] <= most)][:count]
+        meant = rows[(self.counts[rows] >= least) & (self.counts[rows] <= most)]
+        self.holds, self.rows = len(meant), meant[:count]
         if len(self.rows) == 0 and count != 0:
             shared = ", ".join(f"{name} {b - a:,}" for name, (a, b) in self.manifest["splits"].items())
             raise ValueError(f"{folder} has nothing for {split} with {least} to {most} objects (it has {shared})")
@@ -84,12 +91,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = dict(json.loads(path.read_text()))
         request, files = manifest["request"], manifest["files"]
-        if request["format"] != FORMAT or request["dataset"] not in DATASETS:
-            raise ValueError(f"{path} is of another version ({request['format']}; expected {FORMAT}); prepare it again")
         sizes = {name: int(facts["bytes"]) for name, facts in files.items()}
         manifest["splits"] = {name: (int(a), int(b)) for name, (a, b) in manifest["splits"].items()}
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError):
+        _ = [request[name] for name in ("size", "frames")], [manifest[name] for name in ("rows", "objects")]
+        _ = [manifest["splits"][name] for name in SPLITS]
+    except Exception:
         raise ValueError(f"{path} cannot be read as a manifest; delete {folder} and prepare it again") from None
+    if request["format"] != FORMAT or request["dataset"] not in DATASETS:
+        raise ValueError(f"{path} is of another version ({request['format']}; expected {FORMAT}); prepare it again")
     for name, size in sizes.items():
         seen = (folder / name).stat().st_size if (folder / name).is_file() else 0
         if seen != size:

@@ -11,6 +11,7 @@ import abc
 import dataclasses
 import io
 import json
+import lzma
 import re
 import tarfile
 import zipfile
@@ -24,6 +25,7 @@ import numpy as np
 from PIL import Image
 
 from cutslots.data.tfrecord import parse_example, read_records
+from cutslots.disk import naming
 
 Splits = dict[str, tuple[int, int]]
 Columns = dict[str, np.ndarray]  # image (F, 3, S, S), mask (F, S, S), objects (): what there is of a row, all uint8
@@ -109,6 +111,7 @@ def decode(data: bytes, modes: tuple[str, ...], shape: tuple[int, int] | None) -
             raise ValueError(f"it is {picture.width}x{picture.height}; expected {shape[0]}x{shape[1]}")
         if picture.mode not in modes:
             raise ValueError(f"it has mode {picture.mode}; expected one of {', '.join(modes)}")
+        Image.open(io.BytesIO(data), formats=("PNG",)).verify()  # load() does not compare the pixels' checksums
         picture.load()
     except ValueError:
         raise
@@ -165,9 +168,10 @@ class Clevr(Source):
         if not visible[0] > 0:
             raise ValueError("its visibility does not count the background; expected 1 in the first place")
         layers = cut_mask(mask.reshape(MOST_OBJECTS + 1, HEIGHT, WIDTH), self.box, self.size)
-        picture = Image.fromarray(np.ascontiguousarray(image.reshape(HEIGHT, WIDTH, 3)))
+        left, upper, right, lower = self.box
+        inside = np.ascontiguousarray(image.reshape(HEIGHT, WIDTH, 3)[upper:lower, left:right])
         return {
-            "images": cut(picture, self.box, self.size)[None],
+            "images": cut(Image.fromarray(inside), (0, 0, right - left, lower - upper), self.size)[None],
             "masks": layers.argmax(0).astype(np.uint8)[None],
             # The background is counted among the visible: what is wanted is the number of objects.
             "objects": np.array((visible > 0).sum() - 1, dtype=np.uint8),
@@ -247,9 +251,9 @@ class Clevrtex(Source):
                 yield Piece(f"{archive}, {name}", int(match[1]), make)
 
     def _pair(self, image: Path, mask: Path) -> Columns:
-        columns = self._image(image.read_bytes())
+        columns = self._image(_read(image))
         try:
-            return columns | self._mask(mask.read_bytes())
+            return columns | self._mask(_read(mask))
         except ValueError as error:
             raise ValueError(f"its mask {mask.name}: {error}") from None
 
@@ -267,6 +271,11 @@ class Clevrtex(Source):
         return {"test": (0, first), "val": (first, second), "train": (second, rows)}
 
 
+def _read(path: Path) -> bytes:
+    with naming(path):
+        return path.read_bytes()
+
+
 def list_archive(path: Path) -> Iterator[str]:
     """The names of the files in a tar or zip."""
     with _archive(path):
@@ -276,6 +285,10 @@ def list_archive(path: Path) -> Iterator[str]:
         else:
             with tarfile.open(path, "r:*") as tar:
                 yield from (member.name for member in tar if member.isfile())
+                assert tar.fileobj is not None
+                tar.fileobj.seek(tar.offset)  # tarfile takes a damaged head, or the end of the file, for the end
+                if tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                    raise EOFError
 
 
 def read_archive(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
@@ -285,13 +298,13 @@ def read_archive(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[st
             with zipfile.ZipFile(path) as archive:
                 for info in archive.infolist():
                     if not info.is_dir() and wanted(info.filename):
-                        _bounded(info.filename, info.file_size)
+                        _bounded(f"{path}, {info.filename}", info.file_size)
                         yield info.filename, archive.read(info)
         else:
             with tarfile.open(path, "r|*") as tar:
                 for member in tar:
                     if member.isfile() and wanted(member.name):
-                        _bounded(member.name, member.size)
+                        _bounded(f"{path}, {member.name}", member.size)
                         file = tar.extractfile(member)
                         assert file is not None
                         data = file.read()
@@ -317,8 +330,10 @@ class _archive:
     def __exit__(self, kind: Any, error: Any, _: Any) -> None:
         if isinstance(error, EOFError):
             raise ValueError(f"{self.path} ends early; expected a whole archive") from None
-        if isinstance(error, tarfile.TarError | zipfile.BadZipFile | zlib.error | OSError | NotImplementedError):
-            raise ValueError(f"{self.path} cannot be read as an archive: {error}") from None
+        kinds = tarfile.TarError | zipfile.BadZipFile | zlib.error | lzma.LZMAError | OSError | RuntimeError
+        if isinstance(error, kinds | UnicodeDecodeError):  # RuntimeError: encrypted, or packed in a way unknown
+            reason = str(error).partition("\n")[0].rstrip(":")
+            raise ValueError(f"{self.path} cannot be read as an archive: {reason}") from None
 
 
 # -------------------------------------------------------------------------------------------------------------- MOVi-A

@@ -14,6 +14,7 @@ Nothing in the file is trusted: not a length, not that what follows is there.
 from __future__ import annotations
 
 import gzip
+import io
 import struct
 import zlib
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from crc32c import crc32c
 
 LARGEST = 64 * 2**20  # bytes of a record; a scene of CLEVR has 3.2 million, a video of MOVi less than 40
 PIECE = 2**20  # what is asked of a compressed stream at once: a length that lies costs no more
+JOINED = 8 * PIECE
 
 
 class Broken(ValueError):
@@ -58,6 +60,8 @@ def read_records(path: Path) -> Iterator[bytes]:
                 raise Broken(f"{path} ends early: record {number} is cut short") from None
             except (Broken, gzip.BadGzipFile, zlib.error) as error:
                 raise Broken(f"{path} is damaged at record {number}: {error}") from None
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(path)) from None
             if record is None:
                 return
             yield record
@@ -83,16 +87,27 @@ def _next_record(stream: BinaryIO, left: int | None) -> bytes | None:
 
 
 def _exactly(stream: BinaryIO, count: int, may_end: bool = False) -> bytes:
-    pieces, missing = [], count
+    pieces = _pieces(stream, count, may_end)
+    if count <= JOINED:
+        return b"".join(pieces)
+    found = (
+        io.BytesIO()
+    )  # slower, but holds a large record once, where a list of its pieces would be joined into another
+    for piece in pieces:
+        found.write(piece)
+    return found.getvalue()
+
+
+def _pieces(stream: BinaryIO, count: int, may_end: bool) -> Iterator[bytes]:
+    missing = count
     while missing:
         piece = stream.read(min(missing, PIECE))
         if not piece:
             if may_end and missing == count:
-                return b""
+                return
             raise EOFError
-        pieces.append(piece)
         missing -= len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        yield piece
 
 
 # ------------------------------------------------------------------------------------------------------------ Examples
@@ -111,13 +126,11 @@ class Feature(NamedTuple):
     def octets(self) -> np.ndarray:
         """A list of strings of one byte each as an array: a view of the record, nothing is copied."""
         self._expect(1, "byte strings")
-        triples = np.frombuffer(self.data, dtype=np.uint8)
-        if len(triples) % 3:
+        count, rest = divmod(len(self.data), 3)
+        heads = np.ndarray((count,), "<u2", self.data, strides=(3,)) if count else np.empty(0, "<u2")
+        if rest or not (heads == 0x010A).all():  # field 1, one byte long
             raise Broken("a list that should be of single bytes is not")
-        triples = triples.reshape(-1, 3)
-        if not ((triples[:, 0] == 0x0A).all() and (triples[:, 1] == 1).all()):  # field 1, one byte long
-            raise Broken("a list that should be of single bytes is not")
-        return triples[:, 2]
+        return np.frombuffer(self.data, dtype=np.uint8)[2::3]
 
     def floats(self) -> np.ndarray:
         self._expect(2, "floats")

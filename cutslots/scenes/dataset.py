@@ -287,7 +287,7 @@ def _read_state(folder: Path, stamp: dict[str, Any]) -> int:
 def reopened(path: Path, mode: Literal["r", "r+"] = "r") -> np.memmap:
     try:
         return np.load(path, mmap_mode=mode)
-    except (OSError, ValueError):
+    except Exception:  # NumPy raises whatever it meets in a head: TokenError, TypeError...
         raise ValueError(f"{path} is missing or cut short; delete {path.parent} to make the cache again") from None
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cutslots.scenes import shapes
-from cutslots.scenes.world import dot
+from cutslots.scenes.world import cross, dot
 
 if TYPE_CHECKING:
     from cutslots.scenes.draw import Dice
@@ -85,24 +85,24 @@ class Bodies:
 
     def strike(self, arm: np.ndarray, below: np.ndarray) -> None:
         """One impulse from the ground at x + arm, where the point is below it and sinking."""
-        at = self.v + np.cross(self.w, arm)
+        at = self.v + cross(self.w, arm)
         sinking = -at[..., 2]
         give = 1 / self.mass + (arm[..., 0] ** 2 + arm[..., 1] ** 2) / self.inertia
         bounce = np.where(sinking > 0.4, BOUNCE, 0.0)
         push = np.where(below & (sinking > 0), (1 + bounce) * sinking / give, 0.0)
         self.apply(arm, push[..., None] * [0.0, 0.0, 1.0])
-        slide = self.v + np.cross(self.w, arm)
+        slide = self.v + cross(self.w, arm)
         slide[..., 2] = 0
         speed = np.sqrt(dot(slide, slide)) + 1e-12
         along = slide / speed[..., None]
-        lever = np.cross(arm, along)
+        lever = cross(arm, along)
         give = 1 / self.mass + dot(lever, lever) / self.inertia
         grip = np.minimum(FRICTION * push, speed / give)
         self.apply(arm, -grip[..., None] * along)
 
     def apply(self, arm: np.ndarray, impulse: np.ndarray) -> None:
         self.v += impulse / self.mass[..., None]
-        self.w += np.cross(arm, impulse) / self.inertia[..., None]
+        self.w += cross(arm, impulse) / self.inertia[..., None]
 
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """From each body to each other (B, K, K): direction, gap between their balls, and whether both are there."""
@@ -151,14 +151,14 @@ def rotate(angle: np.ndarray, turn: np.ndarray) -> np.ndarray:
     size = np.sqrt(dot(angle, angle))[..., None, None] + 1e-12
     x, y, z = np.moveaxis(angle / size[..., 0], -1, 0)
     zero = np.zeros_like(x)
-    cross = np.stack([zero, -z, y, z, zero, -x, -y, x, zero], -1).reshape(turn.shape)
-    small = np.eye(3) + np.sin(size) * cross + (1 - np.cos(size)) * _product(cross, cross)
+    skew = np.stack([zero, -z, y, z, zero, -x, -y, x, zero], -1).reshape(turn.shape)
+    small = np.eye(3) + np.sin(size) * skew + (1 - np.cos(size)) * _product(skew, skew)
     turn = _product(small, turn)
     x, y = turn[..., 0], turn[..., 1]
     x = x / np.sqrt(dot(x, x))[..., None]
     y = y - dot(x, y)[..., None] * x
     y = y / np.sqrt(dot(y, y))[..., None]
-    return np.stack([x, y, np.cross(x, y)], -1)
+    return np.stack([x, y, cross(x, y)], -1)
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
