@@ -18,16 +18,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cutslots import metrics
-from cutslots.data import Images, Sample, open_data
+from cutslots.data import Frames, Images, Sample, open_data, open_films
 from cutslots.disk import progress, write_atomically
-from cutslots.model import Discovery, Found, as_floats, load, weights_file
-from cutslots.report import Pictures, paper_rows, table_text, write_evaluation
+from cutslots.model import Discovery, Found, PairDiscovery, as_floats, load, weights_file
+from cutslots.report import FilmPictures, Pictures, paper_rows, table_text, write_evaluation
+from cutslots.track import Join, follow
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-BATCH = 32
+BATCH, FILMS = 32, 16  # images, or films, at once
 SHOWN = 8  # images in a report
+SHOWN_FILMS = 3
+APART = (5, 20)  # the frames that the paper matches across a film
 
 
 def labels(found: Found) -> dict[str, Tensor]:
@@ -37,12 +40,16 @@ def labels(found: Found) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def judge(model: Discovery, data: Images, fabric: Fabric, count: int | None = None, title: str = "") -> metrics.Scores:
-    """The scores of the first `count` images, gathered from all processes. Names of the partition's begin with it.
-    Where there are no true masks, the error alone."""
+def judge(
+    model: Discovery, data: Images, fabric: Fabric, count: int | None = None, title: str = "", join: Join = "area"
+) -> metrics.Scores:
+    """The scores of the first `count` images or films, gathered from all processes. Names of the partition's begin with
+    it. Where there are no true masks, the error alone."""
+    films = getattr(data, "frames", 1) > 1
+    size = FILMS if films else BATCH
     scores, truth = metrics.Scores(), getattr(data, "has_masks", True)
     numbers = np.arange(len(data) if count is None else min(count, len(data)))
-    batches = [numbers[i : i + BATCH] for i in range(0, len(numbers), BATCH)]
+    batches = [numbers[i : i + size] for i in range(0, len(numbers), size)]
     mine = range(fabric.global_rank, len(batches), fabric.world_size)
     was_training = model.training
     model.eval()
@@ -51,8 +58,11 @@ def judge(model: Discovery, data: Images, fabric: Fabric, count: int | None = No
             sample = data.render(batches[b], fabric.device)
             torch.manual_seed(b)  # Slot Attention draws its slots
             with fabric.autocast():
-                found = model(sample.image)
-            scores.add(batches[b], _columns(sample, found, truth))
+                if films:
+                    columns = _film_columns(sample, follow(model, sample.image, join))
+                else:
+                    columns = _columns(sample, model(sample.image), truth)
+            scores.add(batches[b], columns)
     model.train(was_training)
     scores.gather()
     return scores
@@ -69,6 +79,21 @@ def _columns(sample: Sample, found: Found, truth: bool) -> dict[str, Tensor]:
     return columns
 
 
+def film_labels(found: list[Found]) -> dict[str, Tensor]:
+    """The track of every pixel, (B, T, S, S), by the decoder's masks and by the partition's."""
+    frames = [labels(each) for each in found]
+    return {kind: torch.stack([frame[kind] for frame in frames], 1) for kind in frames[0]}
+
+
+def _film_columns(sample: Sample, found: list[Found]) -> dict[str, Tensor]:
+    columns = {"objects": torch.tensor([int((mask.unique() > 0).sum()) for mask in sample.mask])}
+    for kind, label in film_labels(found).items():
+        prefix = "" if kind == "decoder" else f"{kind}_"
+        columns |= {prefix + name: value for name, value in metrics.score_films(sample.mask, label).items()}
+    errors = [metrics.squared_error(as_floats(sample.image[:, t]), each.reconstruction) for t, each in enumerate(found)]
+    return columns | {"mse": torch.stack(errors).mean(0)}
+
+
 def evaluate(
     weights: str,
     data: tuple[str, ...],
@@ -76,6 +101,7 @@ def evaluate(
     split: str,
     images: int | None,
     fabric: Fabric,
+    join: Join = "area",
 ) -> dict[str, Any]:
     """Scores a model on datasets, prints the table, writes results.json, per_image.csv and report.html to `out`."""
     model = load(weights, fabric.device)
@@ -87,14 +113,17 @@ def evaluate(
         folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
-    pictures: dict[str, Pictures] = {}
+    pictures: dict[str, Any] = {}
     for name, dataset in opened.items():
-        scores = judge(model, dataset, fabric, title=f"{name}, {split}")
+        scores = judge(model, dataset, fabric, title=f"{name}, {split}", join=join)
         results[name] = {"split": split, "images": len(scores.rows), **scores.means()}
         rows += [{"data": name, "image": _name(dataset, i), **row} for i, row in scores.table()]
-        pictures[name] = look(model, dataset, min(SHOWN, len(dataset)), fabric)
+        films = getattr(dataset, "frames", 1) > 1
+        pictures[name] = watch(model, dataset, fabric, join=join) if films else look(model, dataset, SHOWN, fabric)
     if fabric.global_rank == 0:
         record = {"weights": str(weights), "model": vars(model.config), "results": results}
+        if any("switches" in means for means in results.values()):
+            record["join"] = join
         write_atomically(folder / "results.json", json.dumps(record, indent=1).encode())
         write_atomically(folder / "per_image.csv", _as_csv(rows))
         write_evaluation(folder / "report.html", record, pictures, _history(weights))
@@ -104,7 +133,9 @@ def evaluate(
 
 
 def _with_masks(name: str, split: str, size: int, images: int | None) -> Any:
-    dataset = open_data(name, split, size, images)
+    dataset: Any = open_data(name, split, size, images)
+    if isinstance(dataset, Frames):  # films are judged as films, each as one
+        dataset = open_films(name, split, size, images)
     if not getattr(dataset, "has_masks", True):
         raise ValueError(f"{name} holds no masks/, without which there is nothing to judge by; see cutslots predict")
     return dataset
@@ -116,8 +147,10 @@ def _name(dataset: Any, index: int) -> str:
 
 @torch.no_grad()
 def look(model: Discovery, data: Images, count: int, fabric: Fabric) -> Pictures:
-    """The first images with what the model makes of them, for people to look at."""
-    sample = data.render(np.arange(count), fabric.device)
+    """The first images, or frames of the first film, with what the model makes of them, for people to look at."""
+    if getattr(data, "frames", 1) > 1:
+        return watch(model, data, fabric, 1).films[0].some(count)
+    sample = data.render(np.arange(min(count, len(data))), fabric.device)
     was_training = model.training
     model.eval()
     torch.manual_seed(0)
@@ -125,6 +158,31 @@ def look(model: Discovery, data: Images, count: int, fabric: Fabric) -> Pictures
         found = model(sample.image)
     model.train(was_training)
     return Pictures.of(sample, found, labels(found))
+
+
+@torch.no_grad()
+def watch(
+    model: Discovery, data: Images, fabric: Fabric, count: int = SHOWN_FILMS, join: Join = "area"
+) -> FilmPictures:
+    """The first films with what the model follows in them; and, if it matches, two frames far apart as one pair."""
+    sample = data.render(np.arange(min(count, len(data))), fabric.device)
+    was_training = model.training
+    model.eval()
+    torch.manual_seed(0)
+    with fabric.autocast():
+        found = follow(model, sample.image, join)
+        films, label = [], film_labels(found)
+        for b in range(len(sample.image)):
+            frames = Found(*(torch.stack([part[b] for part in parts]) for parts in zip(*found, strict=True)))
+            one = {kind: value[b] for kind, value in label.items()}
+            films.append(Pictures.of(Sample(sample.image[b], sample.mask[b]), frames, one, together=True))
+        pair = None
+        if isinstance(model, PairDiscovery) and sample.image.shape[1] > max(APART):
+            apart = Sample(*(x[0, list(APART)] for x in sample))
+            both = Found(*(x[0] for x in model(apart.image[None])))
+            pair = Pictures.of(apart, both, labels(both), together=True)
+    model.train(was_training)
+    return FilmPictures(films, pair)
 
 
 def _as_csv(rows: list[dict[str, Any]]) -> bytes:

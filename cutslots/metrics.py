@@ -10,6 +10,9 @@ are exact, on any device. Label 0 of the truth is the background.
   `miou`: the pairs in which either mask has pixels (CLEVRTEX's evaluator); `miou_fg`: the same, sum and count without
   the background's pair; `miou_gt`: the true masks. Of pairings with equal sums, one that leaves the fewest pairs to
   count is taken, so that the names of slots do not matter. With nothing to count a score is 1.
+- **Videos** (B, T, ...) are scored as one labelling of all their frames, for which a thing must keep its label;
+  `frame_ari` and `frame_ari_fg` are means over single frames. **switches** counts, over the objects of a video, how
+  often the label that covers most of an object differs from that of the frame before in which it was seen.
 - **MSE** sums squared errors over channels and pixels, values being in [0, 1].
 """
 
@@ -35,6 +38,44 @@ def score(true: Tensor, predicted: Tensor) -> dict[str, Tensor]:
     """
     table = contingency(true, predicted)
     return {"ari": adjusted_rand(table), "ari_fg": adjusted_rand(table[:, 1:]), **mean_iou(table)}
+
+
+SEEN = 1e-3  # of a frame's pixels: an object with fewer is not asked who it is
+
+
+def score_films(true: Tensor, predicted: Tensor) -> dict[str, Tensor]:
+    """Scores of videos, whole numbers (B, T, ...) each, as one labelling; those of single frames; identity switches.
+
+    >>> true = torch.tensor([[[0, 1, 1, 2], [0, 1, 1, 2]]])  # two frames
+    >>> found = score_films(true, torch.tensor([[[3, 4, 4, 5], [3, 5, 5, 4]]]))
+    >>> [round(found[name].item(), 3) for name in ("ari_fg", "frame_ari_fg", "switches")]
+    [-0.216, 1.0, 2.0]
+    """
+    if true.shape != predicted.shape or true.ndim < 3:
+        raise ValueError(
+            f"true has shape {tuple(true.shape)}, predicted {tuple(predicted.shape)}; expected (B, T, ...)"
+        )
+    frames = contingency(true.flatten(0, 1), predicted.flatten(0, 1)).unflatten(0, true.shape[:2])
+    whole = frames.sum(1)
+    single = {
+        f"frame_{name}": adjusted_rand(table.flatten(0, 1)).unflatten(0, true.shape[:2]).mean(1)
+        for name, table in (("ari", frames), ("ari_fg", frames[:, :, 1:]))
+    }
+    scores = {"ari": adjusted_rand(whole), "ari_fg": adjusted_rand(whole[:, 1:]), **mean_iou(whole)}
+    return scores | single | {"switches": _switches(frames)}
+
+
+def _switches(frames: Tensor) -> Tensor:
+    """How often objects change their label, (B,), by tables (B, T, objects, labels)."""
+    least = SEEN * frames[:, :1].sum((2, 3), keepdim=True)
+    seen, label = frames.sum(3, keepdim=True) >= least.clamp(min=1), frames.argmax(3)
+    counts = torch.zeros(len(frames), dtype=torch.float64)
+    last = torch.full(label[:, 0].shape, -1)
+    for t in range(frames.shape[1]):
+        here, now = seen[:, t, :, 0], label[:, t]
+        counts += ((now != last) & (last >= 0) & here)[:, 1:].sum(1)  # the ground is nobody
+        last = torch.where(here, now, last)
+    return counts
 
 
 def contingency(true: Tensor, predicted: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""`Discovery`: from an image to slots, masks and a reconstruction, in one call.
+"""`Discovery`: from an image to slots, masks and a reconstruction, in one call. `PairDiscovery`: from two frames, their
+slots matched. `VolumeDiscovery`: from a clip, cut as one.
 
 Annotations are not postponed here: the Hub's mixin reads from them that `config` is a ModelConfig.
 
-Shapes: B batch, K slots, D slot length, S side of the picture, h its half (the feature grid).
+Shapes: B batch, T frames, K slots, D slot length, S side of the picture, h its half (the feature grid).
 """
 
 import dataclasses
@@ -15,15 +16,16 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from cutslots.disk import write_atomically
+from cutslots.matching import MatchedSlots, match_slots
 from cutslots.networks import BroadcastDecoder, CNNEncoder, ResNetEncoder, SubpixelDecoder
 from cutslots.presets import ModelConfig
-from cutslots.slots import CutSlots, SlotAttention, SoftmaxSlots
+from cutslots.slots import CutSlots, SlotAttention, Slots, SoftmaxSlots, VolumeSlots
 
 SHIPPED = Path(__file__).parent / "weights"  # a folder for each name
 
 
 class Found(NamedTuple):
-    """What a model finds in images."""
+    """What a model finds in images; in clips, with a frame axis after B."""
 
     slots: Tensor  # (B, K, D)
     masks: Tensor  # (B, K, S, S): the decoder's, summing to one over K
@@ -70,8 +72,12 @@ class Discovery(
 
     def forward(self, image: Tensor) -> Found:
         """`image` (B, 3, S, S) is uint8, or floating point in [0, 1]."""
-        slots, partition = self.slots(self.encoder(self._prepared(image)))
+        slots, partition = self.encode(image)
         return Found(slots, partition=partition, **self.decode(slots))
+
+    def encode(self, image: Tensor) -> Slots:
+        """Slots (B, K, D) of images, and their masks on the feature grid."""
+        return self.slots(self.encoder(self._prepared(image)))
 
     def decode(self, slots: Tensor) -> dict[str, Tensor]:
         """Masks, pictures and reconstruction from slots (B, K, D)."""
@@ -85,6 +91,79 @@ class Discovery(
             raise ValueError(f"image has shape {tuple(image.shape)}; expected (B, 3, {side}, {side})")
         image = as_floats(image).to(next(self.parameters()).dtype) * 2 - 1
         return image.contiguous(memory_format=torch.channels_last)
+
+
+class PairDiscovery(Discovery):
+    """Pairs of frames (B, 2, 3, S, S): slots of each, matched (algorithm 3), transformed, decoded to both frames.
+
+    Slot i of the first frame and its partner r_i of the second pass an MLP that gives each frame's slot a change. So
+    slot i redraws one thing in both frames, and the loss asks the matching to find it. Slots are matched by the cosine
+    between them, in float32. `match` and `paired` are the two steps alone, for tracking.
+
+    >>> from cutslots.presets import PRESETS
+    >>> model = PairDiscovery(dataclasses.replace(PRESETS["tiny"].model, frames=2))
+    >>> found = model(torch.rand(3, 2, 3, 64, 64))
+    >>> found.slots.shape, found.masks.shape, found.reconstruction.shape
+    (torch.Size([3, 2, 6, 64]), torch.Size([3, 2, 6, 64, 64]), torch.Size([3, 2, 3, 64, 64]))
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        wide = 2 * config.slot_dim
+        self.motion = nn.Sequential(
+            nn.LayerNorm(wide), nn.Linear(wide, config.hidden), nn.ReLU(), nn.Linear(config.hidden, wide)
+        )
+
+    def forward(self, image: Tensor) -> Found:
+        slots, partition = (x.unflatten(0, image.shape[:2]) for x in self.encode(_flat(image, 2)))
+        partner, weights = self.match(slots[:, 0], slots[:, 1])
+        joined = self.paired(slots[:, 0], partner)
+        moved = (weights @ partition[:, 1].flatten(2)).view_as(partition[:, 1])  # the partner's part
+        drawn = {name: x.unflatten(0, image.shape[:2]) for name, x in self.decode(joined.flatten(0, 1)).items()}
+        return Found(joined, partition=torch.stack([partition[:, 0], moved], 1), **drawn)
+
+    def match(self, s: Tensor, t: Tensor) -> MatchedSlots:
+        """For slots s of one frame their partners among t of the other, both (B, K, D), and the weights (B, K, K)."""
+        gamma, temperature = self.config.match_gamma, self.config.match_temperature
+        with torch.autocast(s.device.type, enabled=False):
+            unit_s, unit_t = (nn.functional.normalize(x.float(), dim=-1) for x in (s, t))
+            weights = match_slots(unit_s, unit_t, gamma, temperature).weights
+            return MatchedSlots(weights @ t.float(), weights)
+
+    def paired(self, s: Tensor, r: Tensor) -> Tensor:
+        """The slots (B, 2, K, D) that redraw both frames, from slots s and their partners r."""
+        pair = torch.cat([s.float(), r.float()], -1)
+        return torch.stack((pair + self.motion(pair)).chunk(2, -1), 1)
+
+
+class VolumeDiscovery(Discovery):
+    """Clips (B, T, 3, S, S) of any length, parted by cuts through space and time; each frame decoded from its slots.
+
+    >>> from cutslots.presets import PRESETS
+    >>> model = VolumeDiscovery(dataclasses.replace(PRESETS["tiny"].model, frames=2, volume=True))
+    >>> model(torch.rand(1, 3, 3, 64, 64)).masks.shape
+    torch.Size([1, 3, 6, 64, 64])
+    """
+
+    def forward(self, image: Tensor) -> Found:
+        features = self.encoder(self._prepared(_flat(image))).unflatten(0, image.shape[:2])
+        slots, partition = self.slots(features)
+        drawn = {name: x.unflatten(0, image.shape[:2]) for name, x in self.decode(slots.flatten(0, 1)).items()}
+        return Found(slots, partition=partition, **drawn)
+
+
+def _flat(frames: Tensor, count: int | None = None) -> Tensor:
+    """Frames of clips (B, T, 3, S, S) as so many images."""
+    if frames.ndim != 5 or (count and frames.shape[1] != count):
+        raise ValueError(f"image has shape {tuple(frames.shape)}; expected clips (B, {count or 'T'}, 3, S, S)")
+    return frames.flatten(0, 1)
+
+
+def build(config: ModelConfig) -> Discovery:
+    """The untrained model that a configuration describes."""
+    if config.volume:
+        return VolumeDiscovery(config)
+    return Discovery(config) if config.frames == 1 else PairDiscovery(config)
 
 
 def as_floats(image: Tensor) -> Tensor:
@@ -106,9 +185,11 @@ def _slot_module(config: ModelConfig, grid: tuple[int, int]) -> nn.Module:
     common = (config.encoder_maps, config.slots, grid, config.slot_dim)
     if config.module == "attention":
         return SlotAttention(*common, iterations=config.iterations, hidden=config.hidden)
-    kind = CutSlots if config.module == "cut" else SoftmaxSlots
+    kind: type[CutSlots] = VolumeSlots if config.volume else CutSlots if config.module == "cut" else SoftmaxSlots
+    more: dict[str, Any] = {"frames": config.frames} if config.volume else {}
     return kind(
         *common,
+        **more,
         feature_maps=config.feature_maps,
         hidden=config.hidden,
         pool=config.pool,
@@ -182,7 +263,7 @@ def _model_for(path: Path) -> Discovery:
         odd = ", ".join(sorted(set(values) ^ known))
         raise ValueError(f"{path} is not the configuration of a Discovery model: missing or unknown are {odd}")
     try:
-        return Discovery(ModelConfig(**values))
+        return build(ModelConfig(**values))
     except (ValueError, TypeError, IndexError) as error:
         raise ValueError(f"{path} is not the configuration of a Discovery model: {error}") from None
 

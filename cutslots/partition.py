@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from cutslots.cut import GridCut
 from cutslots.networks import checked_map, checked_size
 
-SOURCE, SINK = 4, 5  # where GridCut keeps a pixel's terminal edges
+SOURCE, SINK = -2, -1  # where GridCut keeps a pixel's terminal edges
 
 
 class Partition(NamedTuple):
@@ -93,7 +93,9 @@ class KPartition(nn.Module):
 
     def masks(self, x: Tensor) -> Tensor:
         """The masks (B, K, H, W) alone; they sum to one over K."""
-        w = self.weights(checked_map(x, self.in_channels, self.size))
+        return self._masks(self.weights(checked_map(x, self.in_channels, self.size)))
+
+    def _masks(self, w: Tensor) -> Tensor:
         if self.background == "none":
             masks = (self.vertices(w) / self.temperature).softmax(1)
         else:
@@ -109,14 +111,18 @@ class KPartition(nn.Module):
 
     def vertices(self, w: Tensor) -> Tensor:
         """The vertex variables p (B, cuts, H, W)."""
-        return self.cut(w)
+        return self.cut_for(w)(w)
+
+    def cut_for(self, w: Tensor) -> GridCut:
+        """The program that these weights are for."""
+        return self.cut
 
     def _ground_and_objects(self, w: Tensor) -> tuple[Tensor, Tensor]:
         if self.background == "cuts":
             p = self.vertices(w)
             pair, p = p[:, :2], p[:, 2:]
         else:
-            pair = self.cut.solve(w[:, 0]).d[:, [SOURCE, SINK]]
+            pair = self.cut_for(w).solve(w[:, 0]).d[:, [SOURCE, SINK]]
             p = self.vertices(w[:, 1:])
         return (pair / self.background_temperature).softmax(1), (p / self.temperature).softmax(1)
 
@@ -128,3 +134,42 @@ class SoftmaxPartition(KPartition):
 
     def vertices(self, w: Tensor) -> Tensor:
         return w.squeeze(2).float()
+
+
+class VolumePartition(KPartition):
+    """`KPartition` of clips (B, T, C, H, W): the cuts go through space and time, so that a part stays the same part.
+
+    The network sees one frame at a time; two more weights for every pixel tie it to the frames before and after. It was
+    given `frames` to be built with, and cuts clips of any length.
+
+    >>> parts, masks = VolumePartition(8, 5, (16, 16), frames=2)(torch.randn(2, 3, 8, 16, 16))
+    >>> parts.shape, masks.shape
+    (torch.Size([2, 3, 5, 8, 16, 16]), torch.Size([2, 3, 5, 16, 16]))
+    """
+
+    weights_per_cut = 8
+
+    def __init__(self, in_channels: int, parts: int, size: Sequence[int], *, frames: int = 2, **options: Any) -> None:
+        super().__init__(in_channels, parts, size, **options)
+        self.cut = GridCut((frames, *self.size), self.cut.gamma, self.cut.reach, self.cut.anchor)
+        self.longer: dict[int, GridCut] = {}  # not modules of ours: they hold nothing that is learned
+
+    def forward(self, x: Tensor) -> Partition:
+        masks = self.masks(x)
+        return Partition(masks[:, :, :, None] * x[:, :, None], masks)
+
+    def masks(self, x: Tensor) -> Tensor:
+        """The masks (B, T, K, H, W) alone; they sum to one over K."""
+        if x.ndim != 5:
+            raise ValueError(f"features have shape {tuple(x.shape)}; expected (B, T, C, H, W)")
+        w = self.weights(checked_map(x.flatten(0, 1), self.in_channels, self.size)).unflatten(0, x.shape[:2])
+        return self._masks(w.movedim(1, 3)).movedim(2, 1)
+
+    def cut_for(self, w: Tensor) -> GridCut:
+        frames = w.shape[-3]
+        if frames == self.cut.shape[0]:
+            return self.cut
+        if frames not in self.longer:
+            shape = (frames, *self.size)
+            self.longer[frames] = GridCut(shape, self.cut.gamma, self.cut.reach, self.cut.anchor)
+        return self.longer[frames].to(w.device)

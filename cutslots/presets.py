@@ -30,6 +30,15 @@ class ModelConfig:
     module: Literal["cut", "softmax", "attention"]
     """Graph cuts (the paper), the same network without the program (a control), or Slot Attention (the baseline)."""
 
+    frames: int
+    """Frames seen at once: 1 for images; 2 for pairs whose slots are matched (the paper); any number with volume."""
+    volume: bool
+    """One cut through the space and time of a clip, in place of matching."""
+    match_gamma: float
+    """The regulariser of the matching program."""
+    match_temperature: float
+    """Of the softmax over its solution."""
+
     encoder: Literal["cnn", "resnet"]
     """Plain convolutions, or residual blocks."""
     encoder_maps: int
@@ -88,6 +97,10 @@ class ModelConfig:
                 raise ValueError(f"{field.name} is {value!r}; expected at least 1")
             if typing.get_origin(kind) is tuple:  # JSON knows lists only
                 object.__setattr__(self, field.name, tuple(value))
+        if self.volume and self.module != "cut":
+            raise ValueError(f"module is {self.module!r} and volume is set; expected 'cut', which can go through time")
+        if self.frames > 2 and not self.volume:
+            raise ValueError(f"frames is {self.frames}; expected 1 or 2, or volume")
 
 
 _TYPES = typing.get_type_hints(ModelConfig)
@@ -117,6 +130,11 @@ class TrainConfig:
     """...every so many steps, smoothly."""
     clip: float
     """Largest norm of the gradient; 0 for no limit."""
+    area_price: float
+    """What a pixel costs that is not the first slot's, in squared error: the ground is then left to one slot. 0 for
+    nothing (the paper)."""
+    area_from: int
+    """The step from which it costs; the price rises over as many steps again."""
     eval_every: int
     """Steps between evaluations."""
     eval_images: int
@@ -154,6 +172,10 @@ CLEVR = ModelConfig(
     slots=12,
     slot_dim=64,
     module="cut",
+    frames=1,
+    volume=False,
+    match_gamma=0.1,
+    match_temperature=0.5,
     encoder="cnn",
     encoder_maps=64,
     encoder_kernels=(5, 5, 5, 5),
@@ -222,6 +244,8 @@ PRESETS: dict[str, TrainConfig] = {
         decay=0.5,
         decay_steps=700,
         clip=1.0,
+        area_price=0.0,
+        area_from=0,
         eval_every=200,
         eval_images=96,
         images=1_100,
@@ -237,6 +261,8 @@ PRESETS: dict[str, TrainConfig] = {
         decay=0.5,
         decay_steps=20_000,
         clip=1.0,
+        area_price=0.0,
+        area_from=0,
         eval_every=1_000,
         eval_images=320,
     ),
@@ -244,4 +270,16 @@ PRESETS: dict[str, TrainConfig] = {
 PRESETS["clevrtex"] = dataclasses.replace(PRESETS["clevr"], model=CLEVRTEX, preset="clevrtex", data="textured")
 PRESETS["released"] = dataclasses.replace(
     PRESETS["clevrtex"], model=RELEASED, preset="released", warmup=0, decay=0.8, decay_steps=20_000, clip=0.0
+)
+
+# Pairs of frames. The paper says 8 slots, fewer than there may be objects; 11 are enough for all and the ground.
+PRESETS["movi"] = dataclasses.replace(
+    PRESETS["clevr"], model=dataclasses.replace(CLEVR, frames=2, slots=8), preset="movi", data="moving", batch=32
+)
+PRESETS["movi11"] = dataclasses.replace(
+    PRESETS["movi"],
+    model=dataclasses.replace(PRESETS["movi"].model, slots=11),
+    preset="movi11",
+    area_price=1e-3,
+    area_from=2_000,
 )

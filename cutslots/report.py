@@ -33,19 +33,27 @@ from cutslots.scenes.files import PALETTE, png
 SCORES = {
     "ari_fg": "ARI-FG",
     "ari": "ARI",
+    "frame_ari_fg": "ARI-FG by frame",
+    "frame_ari": "ARI by frame",
     "miou": "mIoU",
     "miou_fg": "mIoU, no background",
     "miou_gt": "mIoU, by true masks",
     "mse": "MSE",
+    "switches": "identity switches",
 }
+NOT_PER_CENT = ("mse", "switches")
 
-# Published figures (Pervez et al., 2023, table 1): mIoU, ARI-FG, MSE, on the datasets our families are made after.
-PAPER = {
+# Published figures (Pervez et al., 2023, tables 1 and 3), on the datasets our families are made after: mIoU, ARI-FG and
+# MSE; of videos ARI-FG and ARI.
+PAPER: dict[str, tuple[str, dict[str, tuple[float, ...]]]] = {
     "plain": ("CLEVR", {"Slot Attention": (36.61, 95.89, 23), "the paper": (49.04, 95.40, 14)}),
     "textured": ("CLEVRTEX", {"Slot Attention": (22.58, 62.40, 254), "the paper": (42.4, 80.2, 207)}),
     "ood": ("OOD", {"Slot Attention": (20.98, 58.45, 487), "the paper": (38.0, 72.6, 577)}),
     "camo": ("CAMO", {"Slot Attention": (19.83, 57.54, 215), "the paper": (38.9, 75.5, 189)}),
+    "moving": ("MOVi-A", {"Slot Attention, Hungarian": (4.2, 0.3), "the paper": (65.6, 77.7)}),
 }
+PAPER |= {"clevr": PAPER["plain"], "clevrtex": PAPER["textured"], "clevrtex-ood": PAPER["ood"]}
+PAPER |= {"clevrtex-camo": PAPER["camo"], "movi-a": PAPER["moving"]}
 
 
 class Pictures(NamedTuple):
@@ -57,9 +65,10 @@ class Pictures(NamedTuple):
     decoder: np.ndarray  # (B, S, S) the slot of each pixel, by the decoder's masks
     partition: np.ndarray  # (B, S, S) the same by the partition's
     slots: np.ndarray  # (B, K, S, S, 3): each slot's picture where its mask is, white elsewhere
+    together: bool = False  # whether a label means the same in all of them: then it has one colour
 
     @classmethod
-    def of(cls, sample: Sample, found: Found, labels: dict[str, Tensor]) -> Pictures:
+    def of(cls, sample: Sample, found: Found, labels: dict[str, Tensor], together: bool = False) -> Pictures:
         masks = found.masks[:, :, None].float()
         slots = found.pictures.float() * masks + (1 - masks)
         return cls(
@@ -69,18 +78,37 @@ class Pictures(NamedTuple):
             labels["decoder"].cpu().numpy().astype(np.uint8),
             labels["partition"].cpu().numpy().astype(np.uint8),
             as_bytes(slots),
+            together,
         )
 
     def columns(self, i: int) -> dict[str, np.ndarray]:
         """The pictures of one image by their captions, in the paper's order."""
         seen = self.truth[i].any()
-        colours = [paint(labels, self.truth[i] if seen else None) for labels in (self.decoder[i], self.partition[i])]
+        colours = [self.colours(labels)[i] for labels in (self.decoder, self.partition)]
         shown = {"image": self.image[i], "redrawn": self.reconstruction[i]}
         if seen:
             shown["true objects"] = blend(self.image[i], PALETTE[self.truth[i]])
         shown["found objects"] = blend(self.image[i], colours[0])
         shown["its partition"] = blend(self.image[i], colours[1])
         return shown | {f"slot {k + 1}": slot for k, slot in enumerate(self.slots[i])}
+
+    def colours(self, labels: np.ndarray) -> np.ndarray:
+        """Colours (B, S, S, 3) of labels (B, S, S), after the true objects they cover."""
+        if self.together:
+            return paint(labels, self.truth if self.truth.any() else None)
+        return np.stack([paint(x, t if t.any() else None) for x, t in zip(labels, self.truth, strict=True)])
+
+    def some(self, count: int) -> Pictures:
+        """So many of them, evenly spaced."""
+        chosen = np.linspace(0, len(self.image) - 1, min(count, len(self.image))).round().astype(int)
+        return self._replace(**{name: getattr(self, name)[chosen] for name in self._fields[:-1]})
+
+
+class FilmPictures(NamedTuple):
+    """Films, each as the pictures of its frames, and a pair of frames far apart, where the model matches them."""
+
+    films: list[Pictures]
+    pair: Pictures | None = None
 
 
 def as_bytes(x: Tensor) -> np.ndarray:
@@ -127,10 +155,8 @@ def paper_rows(results: dict[str, Any]) -> list[tuple[str, str, dict[str, float]
     for family in dict.fromkeys(name.partition(":")[0] for name in results):
         if family in PAPER:
             dataset, methods = PAPER[family]
-            rows += [
-                (dataset, method, {"miou": values[0], "ari_fg": values[1], "mse": values[2]})
-                for method, values in methods.items()
-            ]
+            names = ("miou", "ari_fg", "mse") if dataset != "MOVi-A" else ("ari_fg", "ari")
+            rows += [(dataset, method, dict(zip(names, v, strict=True))) for method, v in methods.items()]
     return rows
 
 
@@ -138,20 +164,20 @@ def our_rows(results: dict[str, Any]) -> list[tuple[str, str, dict[str, float]]]
     rows = []
     for name, means in results.items():
         for kind, prefix in (("decoder masks", ""), ("partition masks", "partition_")):
-            scores = {s: 100 * means[prefix + s] for s in SCORES if prefix + s in means and s != "mse"}
-            if not prefix:
-                scores["mse"] = means["mse"]
-            rows.append((f"{name} ({means['images']} images)", kind, scores))
+            scores = {s: (1 if s in NOT_PER_CENT else 100) * means[prefix + s] for s in SCORES if prefix + s in means}
+            what = "films" if "switches" in means else "images"
+            rows.append((f"{name} ({means['images']} {what})", kind, scores))
     return rows
 
 
 def table_text(results: dict[str, Any], paper: Iterable[tuple[str, str, dict[str, float]]] = ()) -> str:
-    """The table for a terminal. Per cent, but for MSE."""
-    lines = [["data", "", *SCORES.values()]]
+    """The table for a terminal. Per cent, but for MSE and switches."""
+    shown = _shown(results)
+    lines = [["data", "", *(SCORES[s] for s in shown)]]
     for data, kind, scores in our_rows(results):
-        lines.append([data, kind, *(_number(scores.get(s)) for s in SCORES)])
+        lines.append([data, kind, *(_number(scores.get(s)) for s in shown)])
     for dataset, method, scores in paper:
-        lines.append([f"published, {dataset}", method, *(_number(scores.get(s)) for s in SCORES)])
+        lines.append([f"published, {dataset}", method, *(_number(scores.get(s)) for s in shown)])
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join(
         "  ".join(
@@ -159,6 +185,11 @@ def table_text(results: dict[str, Any], paper: Iterable[tuple[str, str, dict[str
         )
         for line in lines
     )
+
+
+def _shown(results: dict[str, Any]) -> list[str]:
+    """The scores that there are."""
+    return [s for s in SCORES if any(s in means for means in results.values())]
 
 
 def _number(value: float | None) -> str:
@@ -192,9 +223,31 @@ tr.paper td { color: var(--soft); }
 .row img { width: 100%; aspect-ratio: 1; display: block; border-radius: 4px; outline: 1px solid var(--line); }
 figure.wide { margin: 0 0 1rem; } .wide img { max-width: 100%; height: auto; display: block; }
 svg { max-width: 100%; height: auto; background: #fff; border-radius: 8px; }
+.screen { overflow: hidden; aspect-ratio: 1; }
+.screen img { width: calc(100% * var(--n)); max-width: none; display: block;
+              transform: translateX(calc(-100% * var(--f, 0) / var(--n))); }
+.player { margin-bottom: 1.4rem; } .player .row { border: 0; padding-bottom: .3rem; }
+.player button { font: inherit; width: 5rem; } .player input { width: min(24rem, 60%); vertical-align: middle; }
+.film { align-items: center; gap: 6px; padding: .2rem 0; border: 0; } .film > span { width: 4.5rem; font-size: .8rem; }
+.film img { width: min(128px, 20vw); }
 pre { background: var(--card); padding: .8rem; border-radius: 8px; overflow-x: auto; font-size: .8rem; }
 @media (max-width: 600px) {
   body { padding: .8rem; } .row figure { width: 108px; } .row > div + div figure { width: 56px; }
+}
+"""
+
+
+SCRIPT = """
+for (const player of document.querySelectorAll('.player')) {
+  const slider = player.querySelector('input'), button = player.querySelector('button');
+  let timer = null;
+  const show = () => player.style.setProperty('--f', slider.value);
+  slider.addEventListener('input', show);
+  button.addEventListener('click', () => {
+    if (timer) { clearInterval(timer); timer = null; button.textContent = 'play'; return; }
+    button.textContent = 'pause';
+    timer = setInterval(() => { slider.value = (+slider.value + 1) % (+slider.max + 1); show(); }, 1000 / 12);
+  });
 }
 """
 
@@ -203,7 +256,8 @@ def page(title: str, lead: str, *sections: str) -> bytes:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>'
-        f"<body><h1>{html.escape(title)}</h1><p>{html.escape(lead)}</p>{''.join(sections)}</body></html>"
+        f"<body><h1>{html.escape(title)}</h1><p>{html.escape(lead)}</p>{''.join(sections)}"
+        f"<script>{SCRIPT}</script></body></html>"
     ).encode()
 
 
@@ -218,12 +272,13 @@ def facts(values: dict[str, str]) -> str:
 
 
 def table_html(results: dict[str, Any]) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in ("data", "", *SCORES.values()))
+    shown = _shown(results)
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in ("data", "", *(SCORES[s] for s in shown)))
     ours = [("", row) for row in our_rows(results)]
     theirs = [("paper", (f"published, {data}", method, scores)) for data, method, scores in paper_rows(results)]
     body = "".join(
         f'<tr class="{kind}"><td>{html.escape(data)}</td><td>{html.escape(method)}</td>'
-        + "".join(f"<td>{_number(scores.get(s))}</td>" for s in SCORES)
+        + "".join(f"<td>{_number(scores.get(s))}</td>" for s in shown)
         + "</tr>"
         for kind, (data, method, scores) in ours + theirs
     )
@@ -243,6 +298,50 @@ def rows_html(pictures: Pictures) -> str:
     return "".join(rows)
 
 
+def films_html(pictures: FilmPictures) -> list[str]:
+    """Films to play, the slots of the first over time, and two frames far apart that were matched."""
+    films = "".join(player_html(film, f"film {i + 1}") for i, film in enumerate(pictures.films))
+    note = "Colours stay with a track; where a true object is covered, the track has its colour."
+    sections = [section("What it follows", films, note=note)]
+    first = pictures.films[0].some(8)
+    rows = [("image", list(first.image)), ("redrawn", list(first.reconstruction))]
+    rows += [(f"slot {k + 1}", [frame[k] for frame in first.slots]) for k in range(first.slots.shape[1])]
+    body = "".join(
+        f'<div class="row film"><span>{name}</span><div>{"".join(image_html(p, name) for p in row)}</div></div>'
+        for name, row in rows
+    )
+    sections.append(section("Its slots over time", body))
+    if pictures.pair is not None:
+        note = "One set of slots, matched between these two frames alone, redraws both."
+        sections.append(section("Frames 5 and 20, matched", rows_html(pictures.pair), note=note))
+    return sections
+
+
+def player_html(film: Pictures, name: str) -> str:
+    """A film beside what was found in it; a slider and a button play them together. Needs nothing from elsewhere."""
+    columns = [film.columns(t) for t in range(len(film.image))]
+    shown = [caption for caption in columns[0] if not caption.startswith("slot")]
+    screens = "".join(
+        f'<figure><div class="screen"><img alt="{html.escape(f"{name}, {caption}")}" '
+        f'src="data:image/jpeg;base64,{_strip([c.get(caption, c["image"]) for c in columns])}"></div>'
+        f"<figcaption>{caption}</figcaption></figure>"
+        for caption in shown
+    )
+    last = len(film.image) - 1
+    return (
+        f'<div class="player" style="--n:{last + 1}"><div class="row"><div>{screens}</div></div><button type="button" '
+        f'aria-label="play {name}">play</button><input type="range" min="0" max="{last}" value="0" '
+        f'aria-label="frame of {name}"></div>'
+    )
+
+
+def _strip(frames: list[np.ndarray]) -> str:
+    """Frames side by side, as JPEG."""
+    data = io.BytesIO()
+    Image.fromarray(np.concatenate(frames, 1)).save(data, "JPEG", quality=90)
+    return base64.b64encode(data.getvalue()).decode()
+
+
 def image_html(picture: Image.Image | np.ndarray, caption: str) -> str:
     data = base64.b64encode(png(picture)).decode()
     return f'<img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
@@ -259,8 +358,9 @@ def curves_svg(history: Sequence[dict[str, Any]]) -> str:
     left.set(xlabel="step", title="reconstruction error (mean square)", yscale="log")
     judged = [line for line in history if "ari_fg" in line.get("val", {})]
     steps = [line["step"] for line in judged]
-    for (name, label), colour in zip(list(SCORES.items())[:3], ("#cc3311", "#999933", "#009988"), strict=True):
-        right.plot(steps, [100 * line["val"][name] for line in judged], "o-", ms=3, lw=1.2, color=colour, label=label)
+    for name, colour in (("ari_fg", "#cc3311"), ("ari", "#999933"), ("miou", "#009988")):
+        values = [100 * line["val"][name] for line in judged]
+        right.plot(steps, values, "o-", ms=3, lw=1.2, color=colour, label=SCORES[name])
     right.set(xlabel="step", title="scores on validation images, per cent", ylim=(-2, 100))
     right.legend(frameon=False) if judged else None
     for axes in (left, right):
@@ -307,7 +407,9 @@ def scores_section(results: dict[str, Any]) -> str:
     return section("Scores", table_html(results), note=note)
 
 
-def write_evaluation(path: Path, record: dict[str, Any], pictures: dict[str, Pictures], run: Path | None) -> None:
+def write_evaluation(
+    path: Path, record: dict[str, Any], pictures: dict[str, Pictures | FilmPictures], run: Path | None
+) -> None:
     results = record["results"]
     first = next(iter(results.values()))
     lead = (
@@ -317,12 +419,17 @@ def write_evaluation(path: Path, record: dict[str, Any], pictures: dict[str, Pic
     sections = [
         facts(
             {"ARI-FG, " + name: f"{100 * r['ari_fg']:.1f}" for name, r in results.items()}
-            | {"images": str(first["images"])}
+            | {"films" if "switches" in first else "images": str(first["images"])}
         ),
         scores_section(results),
     ]
     for name, shown in pictures.items():
-        sections.append(section(f"What it sees in {name}", rows_html(shown)))
+        seen = (
+            films_html(shown)
+            if isinstance(shown, FilmPictures)
+            else [section(f"What it sees in {name}", rows_html(shown))]
+        )
+        sections += seen
     numbers = json.dumps(record["model"], indent=1, default=list)
     sections += training_sections(run) if run else [section("The model", f"<pre>{html.escape(numbers)}</pre>")]
     sections.append(

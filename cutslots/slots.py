@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cutslots.networks import PositionCode, checked_size
-from cutslots.partition import KPartition, SoftmaxPartition
+from cutslots.partition import KPartition, SoftmaxPartition, VolumePartition
 
 
 class Slots(NamedTuple):
@@ -62,9 +62,13 @@ class CutSlots(nn.Module):
     def forward(self, x: Tensor) -> Slots:
         x = self.position(x)
         masks = self.partition.masks(x)
+        return Slots(self.pooled(x, masks), masks)
+
+    def pooled(self, x: Tensor, masks: Tensor) -> Tensor:
+        """Slots (B, K, D) of features (B, C, H, W) under masks (B, K, H, W)."""
         pixels, where = x.flatten(2).mT, masks.flatten(2)
         where = where / (where.shape[-1] if self.pool == "mean" else where.sum(-1, keepdim=True) + 1e-6)
-        return Slots(sum(stream(pixels, where) for stream in self.streams), masks)
+        return torch.stack([stream(pixels, where) for stream in self.streams]).sum(0)
 
 
 class Stream(nn.Module):
@@ -92,6 +96,18 @@ class SoftmaxSlots(CutSlots):
     """`CutSlots` with the softmax of the network's outputs in place of the program: the control."""
 
     partition_type = SoftmaxPartition
+
+
+class VolumeSlots(CutSlots):
+    """`CutSlots` of clips (B, T, C, H, W), parted by cuts through space and time: slots (B, T, K, D), masks
+    (B, T, K, H, W), slot k being the same thing in every frame."""
+
+    partition_type = VolumePartition
+
+    def forward(self, x: Tensor) -> Slots:
+        frames = self.position(x.flatten(0, 1))
+        masks = self.partition.masks(frames.unflatten(0, x.shape[:2]))
+        return Slots(self.pooled(frames, masks.flatten(0, 1)).unflatten(0, x.shape[:2]), masks)
 
 
 class SlotAttention(nn.Module):

@@ -35,11 +35,11 @@ from torch import Tensor
 
 import cutslots
 from cutslots.board import Board
-from cutslots.data import Images, hold, open_data
+from cutslots.data import Clips, Frames, Images, hold, open_data, open_films
 from cutslots.devices import make_fabric, settled
 from cutslots.disk import append_line, locked, naming, progress, read_lines, write_atomically
 from cutslots.evaluate import judge, look
-from cutslots.model import Discovery, as_floats, channels_last, save
+from cutslots.model import Discovery, as_floats, build, channels_last, save
 from cutslots.presets import TrainConfig
 from cutslots.report import Pictures, sheet, write_training
 from cutslots.scenes.files import png
@@ -79,7 +79,7 @@ def train(config: TrainConfig) -> Path:
 def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
     images, judged = training_data(config, fabric), validation_data(config, fabric)
     torch.manual_seed(config.seed)
-    raw = channels_last(Discovery(config.model))
+    raw = channels_last(build(config.model))
     if config.model.encoder_norm and fabric.world_size > 1:
         if fabric.device.type != "cuda":
             raise ValueError("encoder_norm needs one process or CUDA: elsewhere processes cannot share statistics")
@@ -102,8 +102,9 @@ def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
                 group["lr"] = rate(config, step)
             torch.manual_seed((config.seed << 32) + step * fabric.world_size + fabric.global_rank)
             image = next(batches)
-            error = (model(image).reconstruction - as_floats(image)).square().mean()
-            fabric.backward(error)
+            found = model(image)
+            error = (found.reconstruction - as_floats(image)).square().mean()
+            fabric.backward(error + price(config, step) * (1 - found.masks.select(-3, 0)).mean())
             norm = fabric.clip_gradients(model, optimizer, max_norm=config.clip or math.inf, error_if_nonfinite=False)
             optimizer.step()
             optimizer.zero_grad()
@@ -130,6 +131,11 @@ def rate(config: TrainConfig, step: int) -> float:
     return config.lr * min(1.0, (step + 1) / max(config.warmup, 1)) * config.decay ** (step / config.decay_steps)
 
 
+def price(config: TrainConfig, step: int) -> float:
+    """What a pixel costs that is not the first slot's: nothing at first, for objects to part; then rising linearly."""
+    return config.area_price * min(1.0, max(0.0, (step + 1 - config.area_from) / max(config.area_from, 1)))
+
+
 def resolved(config: TrainConfig) -> TrainConfig:
     """What was left to us, decided."""
     accelerator, precision = settled(config.accelerator, config.precision)
@@ -151,26 +157,46 @@ def check(config: TrainConfig) -> None:
         raise ValueError(f"seed is {config.seed}; expected a whole number from 0 to 2^32 - 1")
     if config.images is not None and config.images < 1:
         raise ValueError(f"images is {config.images}; expected at least 1")
+    if not config.area_price >= 0 or config.area_from < 0:
+        raise ValueError(f"area_price is {config.area_price}, area_from {config.area_from}; expected zero or more")
+    if config.area_price and config.model.module == "attention":
+        raise ValueError("area_price is set, but Slot Attention has no slot for the ground; expected 0")
+    frames = config.model.frames
     with torch.no_grad():
-        Discovery(config.model).eval()(torch.zeros(1, 3, config.model.size, config.model.size))
+        clip = torch.zeros(1, frames, 3, config.model.size, config.model.size)
+        build(config.model).eval()(clip if frames > 1 else clip[:, 0])
     for split in ("train", "val"):
-        open_data(config.data, split, config.model.size)
+        opened = open_images(config, split, None)
+        if frames > 1:
+            Clips(opened, frames)
 
 
 # ---------------------------------------------------------------------------------------------------------------- data
 
 
+def open_images(config: TrainConfig, split: str, count: int | None) -> Any:
+    """What the run is about: images; films for a model that sees several frames, and to be judged by where there are
+    films. `count` is of images or frames."""
+    if config.model.frames == 1:
+        images = open_data(config.data, split, config.model.size, count, masks=split != "train")
+        return images.films if isinstance(images, Frames) and split == "val" else images
+    if Path(config.data).is_dir() and (Path(config.data) / "images").is_dir():
+        raise ValueError(f"data is {config.data!r}, images; a model of {config.model.frames} frames expects films")
+    return open_films(config.data, split, config.model.size, frames=count)
+
+
 def training_data(config: TrainConfig, fabric: Fabric) -> Images:
-    data = open_data(config.data, "train", config.model.size, config.images, masks=False)
-    return _held(data, config, fabric, f"{config.data}, train")
+    data = _held(open_images(config, "train", config.images), config, fabric, f"{config.data}, train")
+    return data if config.model.frames == 1 else Clips(cast(Any, data), config.model.frames)
 
 
 def validation_data(config: TrainConfig, fabric: Fabric) -> Images:
-    data = open_data(config.data, "val", config.model.size, config.eval_images)
-    return _held(data, config, fabric, f"{config.data}, val")
+    return _held(open_images(config, "val", config.eval_images), config, fabric, f"{config.data}, val")
 
 
 def _held(data: Any, config: TrainConfig, fabric: Fabric, title: str) -> Images:
+    if isinstance(data, Frames):
+        return Frames(cast(Any, _held(data.films, config, fabric, title)), data.count)
     if config.cache is not None and hasattr(data, "cache"):  # one process renders, the others wait and read
         place = config.cache / f"{config.data.replace(':', '-')}-{data.split}-{data.size}-{len(data)}"
         with fabric.rank_zero_first(local=True):
@@ -362,7 +388,8 @@ class Log:
             rows = torch.as_tensor(self.fabric.all_reduce(rows, reduce_op="mean"))
         loss, norm = rows.tolist()
         now = time.monotonic()
-        self.speed = (step - self.logged) * self.config.batch / max(now - self.logged_at, 1e-9)
+        images = (step - self.logged) * self.config.batch * self.config.model.frames
+        self.speed = images / max(now - self.logged_at, 1e-9)
         self.logged, self.logged_at, self.recent = step, now, []
         line = {"step": step, "loss": loss, "gradient": norm, "lr": lr, "images_per_second": self.speed}
         self._write(line | {"seconds": round(seconds, 2)})
@@ -388,7 +415,7 @@ class Log:
     def judge(self, done: int, model: Discovery, data: Images) -> None:
         self.check(done)
         began = time.monotonic()
-        self.newest = judge(model, data, self.fabric, self.config.eval_images).means()
+        self.newest = judge(model, data, self.fabric).means()
         if self.writes:
             self._write({"step": done, "val": self.newest})
             self.board.scalars(done, {f"val/{name}": value for name, value in self.newest.items()})
