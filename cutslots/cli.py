@@ -69,6 +69,8 @@ else:  # a subcommand for each preset, whose options are its numbers
         "clevr": "the paper's text, for plain scenes",
         "clevrtex": "the paper's text, for textured scenes",
         "released": "what the authors' code does where it differs",
+        "movi": "the paper's text, for pairs of frames of films",
+        "movi11": "ours for films: more slots, a cheaper network, one slot for the ground",
     }
     Preset = tyro.conf.OmitArgPrefixes[
         tyro.extras.subcommand_type_from_defaults(PRESETS, described, prefix_names=False)
@@ -144,6 +146,32 @@ def predict(
         sys.exit(1)
 
 
+def track(
+    weights: tyro.conf.Positional[str],
+    video: tyro.conf.Positional[Path],
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])],
+    device: str = "auto",
+    join: Literal["area", "matching", "hungarian"] = "area",
+    overlay: Literal["auto", "mp4", "gif", "none"] = "auto",
+    overwrite: bool = False,
+) -> None:
+    """Follow the objects in a video: overlay video, masks of every frame, tracks as JSON.
+
+    Args:
+        weights: A run folder, a .safetensors file or the name of shipped weights.
+        video: A video file (with the video extra), a GIF or other moving picture, or a folder of frames.
+        out: The folder to write to.
+        device: cpu, cuda, cuda:1, mps; by default CUDA where there is one.
+        join: How slots are joined over time: weighted by area (ours), by the learned matching of pairs, or by the
+            Hungarian algorithm on inner products.
+        overlay: The kind of the overlay video; by default an MP4 where PyAV is installed, else a GIF.
+        overwrite: Write over what an earlier command left in the folder.
+    """
+    from cutslots.track import track
+
+    track(weights, video, out, device, join, overlay, overwrite)
+
+
 def prepare(
     dataset: tyro.conf.Positional[Literal["clevr", "clevrtex", "clevrtex-ood", "clevrtex-camo", "movi-a"]],
     source: Path,
@@ -198,6 +226,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "evaluate": evaluate,
     "predict": predict,
+    "track": track,
     "generate": generate,
     "prepare": prepare,
     "inspect": inspect,

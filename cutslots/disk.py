@@ -40,6 +40,22 @@ def write_atomically(path: Path, content: bytes) -> None:
             raise
 
 
+def claim(out: Path, stamp: str, request: dict[str, Any], overwrite: bool) -> None:
+    """Makes the folder that a command writes to. It must be new, or hold what the same request has left before, which
+    the file `stamp` says."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out: {out} is a file; expected a folder to write to")
+    if out.is_dir() and any(out.iterdir()) and not overwrite:
+        try:
+            same = json.loads((out / stamp).read_text()) == request
+        except (OSError, ValueError):
+            same = False
+        if not same:
+            raise ValueError(f"out: {out} holds something else; choose another folder or pass --overwrite")
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / stamp, json.dumps(request, indent=1).encode())
+
+
 @contextmanager
 def locked(path: Path, busy: str | None = None) -> Iterator[None]:
     """Holds the lock file at `path`. Where another process holds it: waits, or says `busy`."""

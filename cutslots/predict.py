@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 import cutslots
 from cutslots.data.folder import list_images, read_image
-from cutslots.disk import progress, write_atomically
+from cutslots.disk import claim, progress, write_atomically
 from cutslots.model import Discovery, load
 from cutslots.report import as_bytes, blend, paint
 from cutslots.scenes.files import palette_image, png
@@ -39,8 +39,9 @@ def predict(weights: str, images: Path, out: Path, device: str = "auto", overwri
     for name in {name for name in names.values() if list(names.values()).count(name) > 1}:
         same = ", ".join(file.name for file in files if names[file] == name)
         raise ValueError(f"images: {same} would all be written to {out / name}; expected names that differ")
-    model = load(weights, _usable(device))
-    _prepare(out, {"weights": str(weights), "images": str(images), "version": cutslots.__version__}, overwrite)
+    model = load(weights, usable(device))
+    request = {"weights": str(weights), "images": str(images), "version": cutslots.__version__}
+    claim(out, "predict.json", request, overwrite)
     record: dict[str, Any] = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "object"}]}
     failed = 0
     with progress() as bar:
@@ -60,7 +61,7 @@ def predict(weights: str, images: Path, out: Path, device: str = "auto", overwri
     return not failed
 
 
-def _usable(device: str) -> str:
+def usable(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -82,22 +83,6 @@ def _files(images: Path) -> list[Path]:
     return found
 
 
-def _prepare(out: Path, request: dict[str, str], overwrite: bool) -> None:
-    """The folder must be new, or hold an earlier prediction of the same."""
-    stamp = out / "predict.json"
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"out: {out} is a file; expected a folder to write to")
-    if out.is_dir() and any(out.iterdir()) and not overwrite:
-        try:
-            same = json.loads(stamp.read_text()) == request
-        except (OSError, ValueError):
-            same = False
-        if not same:
-            raise ValueError(f"out: {out} holds something else; choose another folder or pass --overwrite")
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(stamp, json.dumps(request, indent=1).encode())
-
-
 @torch.no_grad()
 def find(model: Discovery, picture: Image.Image) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The slot of every pixel (H, W), from 0; how sure it is, by slot (K,); and the reconstruction (H, W, 3)."""
@@ -105,7 +90,7 @@ def find(model: Discovery, picture: Image.Image) -> tuple[np.ndarray, np.ndarray
     small = np.asarray(picture.resize((side, side), Image.Resampling.BILINEAR))
     torch.manual_seed(0)  # Slot Attention draws its slots
     found = model(torch.from_numpy(small.copy()).permute(2, 0, 1)[None].to(device))
-    labels, best = _at_size(found.masks[0], (picture.height, picture.width))
+    labels, best = at_size(found.masks[0], (picture.height, picture.width))
     inside = torch.zeros(len(found.masks[0])).index_add_(0, labels.flatten(), best.flatten())
     scores = inside / torch.bincount(labels.flatten(), minlength=len(inside)).clamp(min=1)
     drawn = Image.fromarray(as_bytes(found.reconstruction[0]))
@@ -113,7 +98,7 @@ def find(model: Discovery, picture: Image.Image) -> tuple[np.ndarray, np.ndarray
     return labels.numpy().astype(np.uint8), scores.numpy(), redrawn
 
 
-def _at_size(masks: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def at_size(masks: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """The winning slot of every pixel and its share, one mask at a time: a large picture holds few of them at once."""
     best, labels = torch.full(shape, -1.0), torch.zeros(shape, dtype=torch.long)
     for k, mask in enumerate(masks.float().cpu()):

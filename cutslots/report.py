@@ -39,7 +39,7 @@ SCORES = {
     "miou_fg": "mIoU, no background",
     "miou_gt": "mIoU, by true masks",
     "mse": "MSE",
-    "switches": "identity switches",
+    "switches": "switches",
 }
 NOT_PER_CENT = ("mse", "switches")
 
@@ -223,9 +223,10 @@ tr.paper td { color: var(--soft); }
 .row img { width: 100%; aspect-ratio: 1; display: block; border-radius: 4px; outline: 1px solid var(--line); }
 figure.wide { margin: 0 0 1rem; } .wide img { max-width: 100%; height: auto; display: block; }
 svg { max-width: 100%; height: auto; background: #fff; border-radius: 8px; }
-.screen { overflow: hidden; aspect-ratio: 1; }
-.screen img { width: calc(100% * var(--n)); max-width: none; display: block;
-              transform: translateX(calc(-100% * var(--f, 0) / var(--n))); }
+.screen { overflow: hidden; aspect-ratio: 1; border-radius: 4px; outline: 1px solid var(--line); }
+.row .screen img { width: calc(100% * var(--n)); max-width: none; aspect-ratio: auto; border-radius: 0; outline: 0;
+                   transform: translateX(calc(-100% * var(--f, 0) / var(--n))); }
+.player figure { width: 150px; }
 .player { margin-bottom: 1.4rem; } .player .row { border: 0; padding-bottom: .3rem; }
 .player button { font: inherit; width: 5rem; } .player input { width: min(24rem, 60%); vertical-align: middle; }
 .film { align-items: center; gap: 6px; padding: .2rem 0; border: 0; } .film > span { width: 4.5rem; font-size: .8rem; }

@@ -19,16 +19,27 @@ Shapes: B videos, T frames, K slots, S side of the picture.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 from collections import deque
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional as F
 
-from cutslots.model import Discovery, Found, PairDiscovery, VolumeDiscovery
+import cutslots
+from cutslots.disk import claim, naming, progress, write_atomically
+from cutslots.model import Discovery, Found, PairDiscovery, VolumeDiscovery, load
+from cutslots.predict import at_size, usable
+from cutslots.report import blend, paint
+from cutslots.scenes.files import palette_image, png
+from cutslots.video import Movie, has_pyav, open_video
 
 MEMORY = 0.5
 Join = Literal["area", "matching", "hungarian"]
@@ -134,3 +145,74 @@ def follow(model: Discovery, film: Tensor, join: Join = "area") -> list[Found]:
             found = model(film)
         return [Found(*(x[:, t] for x in found)) for t in range(film.shape[1])]
     return [tracker(frame) for frame in film.unbind(1)]
+
+
+# ------------------------------------------------------------------------------------------------------------ as files
+
+
+def track(
+    weights: str,
+    video: Path,
+    out: Path,
+    device: str = "auto",
+    join: Join = "area",
+    overlay: Literal["auto", "mp4", "gif", "none"] = "auto",
+    overwrite: bool = False,
+) -> None:
+    """Follows the objects in a video and writes them to `out`:
+
+    overlay.mp4 or .gif   the video under the colours of its tracks
+    masks/000000.png      palette PNGs, value = track, from 1 on
+    tracks.json           for every frame each track's area and box; written last
+    track.json            what was asked for
+    """
+    opened = open_video(video)
+    model = load(weights, usable(device))
+    claim(
+        out,
+        "track.json",
+        {"weights": str(weights), "video": str(video), "join": join, "version": cutslots.__version__},
+        overwrite,
+    )
+    for old in (out / "tracks.json", out / "overlay.mp4", out / "overlay.gif", *(out / "masks").glob("*.png")):
+        old.unlink(missing_ok=True)
+    (out / "masks").mkdir(exist_ok=True)
+    kind = overlay if overlay != "auto" else "mp4" if has_pyav() else "gif"
+    movie = Movie(out / f"overlay.{kind}", opened.rate) if kind != "none" else None
+    torch.manual_seed(0)  # Slot Attention draws its slots
+    tracker, count = Tracker(model, join), 0
+    lines = out / "tracks.json.part"
+    with naming(lines), lines.open("w") as record, movie or contextlib.nullcontext(), progress() as bar:
+        task = bar.add_task("frames", total=opened.length)
+        for count, picture in enumerate(opened.frames, 1):
+            labels = _follow(tracker, model, picture)
+            write_atomically(out / "masks" / f"{count - 1:06d}.png", png(palette_image(labels + 1)))
+            if movie:
+                movie.add(blend(np.asarray(picture), paint(labels)))
+            if count == 1:
+                facts = {"video": video.name, "width": picture.width, "height": picture.height, "rate": opened.rate}
+                record.write(json.dumps(facts)[:-1] + ', "frames": [')
+            record.write(("," if count > 1 else "") + "\n" + json.dumps(_boxes(labels)))
+            bar.advance(task)
+        record.write("\n]}\n")
+    os.replace(lines, out / "tracks.json")
+    shown = f", {out / f'overlay.{kind}'}" if movie else ""
+    print(f"wrote {count} frames to {out}: {out / 'tracks.json'}{shown}, masks/")
+
+
+def _follow(tracker: Tracker, model: Discovery, picture: Image.Image) -> np.ndarray:
+    """The track of every pixel (H, W), from 0."""
+    side, device = model.config.size, next(model.parameters()).device
+    small = np.asarray(picture.resize((side, side), Image.Resampling.BILINEAR))
+    found = tracker(torch.from_numpy(small.copy()).permute(2, 0, 1)[None].to(device))
+    return at_size(found.masks[0], (picture.height, picture.width))[0].numpy().astype(np.uint8)
+
+
+def _boxes(labels: np.ndarray) -> list[dict[str, Any]]:
+    """Number, area in pixels and box (left, top, width, height) of each track in a frame."""
+    found = []
+    for k in np.unique(labels):
+        rows, cols = (np.flatnonzero((labels == k).any(axis)) for axis in (1, 0))
+        box = [int(v) for v in (cols[0], rows[0], cols[-1] - cols[0] + 1, rows[-1] - rows[0] + 1)]
+        found.append({"track": int(k) + 1, "area": int((labels == k).sum()), "box": box})
+    return found
