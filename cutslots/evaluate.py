@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from cutslots import metrics
 from cutslots.data import Frames, Images, Sample, open_data, open_films
 from cutslots.disk import progress, write_atomically
-from cutslots.model import Discovery, Found, PairDiscovery, as_floats, load, weights_file
+from cutslots.model import Discovery, Found, PairDiscovery, VolumeDiscovery, as_floats, load, weights_file
 from cutslots.report import FilmPictures, Pictures, paper_rows, table_text, write_evaluation
 from cutslots.track import Join, follow
 
@@ -33,20 +33,31 @@ SHOWN_FILMS = 3
 APART = (5, 20)  # the frames that the paper matches across a film
 
 
-def labels(found: Found) -> dict[str, Tensor]:
-    """The slot of every pixel, (B, S, S): by the decoder's masks and by the partition's, brought to the same size."""
+def labels(found: Found, ground: float = 1.0) -> dict[str, Tensor]:
+    """The slot of every pixel, (B, S, S): by the decoder's masks and by the partition's, brought to the same size.
+
+    `ground` weighs the first slot's masks before the largest is taken: below 1 it undoes what a price on area has done
+    to the borders of objects."""
+    weight = torch.ones(found.masks.shape[1], 1, 1, device=found.masks.device)
+    weight[0] = ground
     partition = F.interpolate(found.partition.float(), found.masks.shape[-2:], mode="bilinear", align_corners=False)
-    return {"decoder": found.masks.argmax(1), "partition": partition.argmax(1)}
+    return {"decoder": (weight * found.masks).argmax(1), "partition": (weight * partition).argmax(1)}
 
 
 @torch.no_grad()
 def judge(
-    model: Discovery, data: Images, fabric: Fabric, count: int | None = None, title: str = "", join: Join = "area"
+    model: Discovery,
+    data: Images,
+    fabric: Fabric,
+    count: int | None = None,
+    title: str = "",
+    join: Join = "area",
+    ground: float = 1.0,
 ) -> metrics.Scores:
     """The scores of the first `count` images or films, gathered from all processes. Names of the partition's begin with
     it. Where there are no true masks, the error alone."""
     films = getattr(data, "frames", 1) > 1
-    size = FILMS if films else BATCH
+    size = (1 if isinstance(model, VolumeDiscovery) else FILMS) if films else BATCH  # a volume is decoded whole
     scores, truth = metrics.Scores(), getattr(data, "has_masks", True)
     numbers = np.arange(len(data) if count is None else min(count, len(data)))
     batches = [numbers[i : i + size] for i in range(0, len(numbers), size)]
@@ -59,35 +70,35 @@ def judge(
             torch.manual_seed(b)  # Slot Attention draws its slots
             with fabric.autocast():
                 if films:
-                    columns = _film_columns(sample, follow(model, sample.image, join))
+                    columns = _film_columns(sample, follow(model, sample.image, join), ground)
                 else:
-                    columns = _columns(sample, model(sample.image), truth)
+                    columns = _columns(sample, model(sample.image), truth, ground)
             scores.add(batches[b], columns)
     model.train(was_training)
     scores.gather()
     return scores
 
 
-def _columns(sample: Sample, found: Found, truth: bool) -> dict[str, Tensor]:
+def _columns(sample: Sample, found: Found, truth: bool, ground: float) -> dict[str, Tensor]:
     columns: dict[str, Tensor] = {}
     if truth:
         columns["objects"] = torch.tensor([int((mask.unique() > 0).sum()) for mask in sample.mask])
-    for kind, label in labels(found).items() if truth else ():
+    for kind, label in labels(found, ground).items() if truth else ():
         prefix = "" if kind == "decoder" else f"{kind}_"
         columns |= {prefix + name: value for name, value in metrics.score(sample.mask, label).items()}
     columns["mse"] = metrics.squared_error(as_floats(sample.image), found.reconstruction)
     return columns
 
 
-def film_labels(found: list[Found]) -> dict[str, Tensor]:
+def film_labels(found: list[Found], ground: float = 1.0) -> dict[str, Tensor]:
     """The track of every pixel, (B, T, S, S), by the decoder's masks and by the partition's."""
-    frames = [labels(each) for each in found]
+    frames = [labels(each, ground) for each in found]
     return {kind: torch.stack([frame[kind] for frame in frames], 1) for kind in frames[0]}
 
 
-def _film_columns(sample: Sample, found: list[Found]) -> dict[str, Tensor]:
+def _film_columns(sample: Sample, found: list[Found], ground: float) -> dict[str, Tensor]:
     columns = {"objects": torch.tensor([int((mask.unique() > 0).sum()) for mask in sample.mask])}
-    for kind, label in film_labels(found).items():
+    for kind, label in film_labels(found, ground).items():
         prefix = "" if kind == "decoder" else f"{kind}_"
         columns |= {prefix + name: value for name, value in metrics.score_films(sample.mask, label).items()}
     errors = [metrics.squared_error(as_floats(sample.image[:, t]), each.reconstruction) for t, each in enumerate(found)]
@@ -102,6 +113,7 @@ def evaluate(
     images: int | None,
     fabric: Fabric,
     join: Join = "area",
+    ground: float = 1.0,
 ) -> dict[str, Any]:
     """Scores a model on datasets, prints the table, writes results.json, per_image.csv and report.html to `out`."""
     model = load(weights, fabric.device)
@@ -109,21 +121,26 @@ def evaluate(
     if not data:
         raise ValueError("data is empty; expected names of scenes or folders")
     opened = {name: _with_masks(name, split, model.config.size, images) for name in data}
+    for name, dataset in opened.items():
+        if model.config.frames > 1 and getattr(dataset, "frames", 1) == 1:
+            raise ValueError(f"data is {name!r}, images; {weights} learned from films: expected moving or movi-a:DIR")
     if fabric.global_rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     pictures: dict[str, Any] = {}
     for name, dataset in opened.items():
-        scores = judge(model, dataset, fabric, title=f"{name}, {split}", join=join)
+        scores = judge(model, dataset, fabric, title=f"{name}, {split}", join=join, ground=ground)
         results[name] = {"split": split, "images": len(scores.rows), **scores.means()}
         rows += [{"data": name, "image": _name(dataset, i), **row} for i, row in scores.table()]
         films = getattr(dataset, "frames", 1) > 1
         pictures[name] = watch(model, dataset, fabric, join=join) if films else look(model, dataset, SHOWN, fabric)
     if fabric.global_rank == 0:
-        record = {"weights": str(weights), "model": vars(model.config), "results": results}
+        record: dict[str, Any] = {"weights": str(weights), "model": vars(model.config), "results": results}
         if any("switches" in means for means in results.values()):
             record["join"] = join
+        if ground != 1:
+            record["ground_weight"] = ground
         write_atomically(folder / "results.json", json.dumps(record, indent=1).encode())
         write_atomically(folder / "per_image.csv", _as_csv(rows))
         write_evaluation(folder / "report.html", record, pictures, _history(weights))
@@ -187,7 +204,8 @@ def watch(
 
 def _as_csv(rows: list[dict[str, Any]]) -> bytes:
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else ["data"], lineterminator="\n")
+    names = list(dict.fromkeys(name for row in rows for name in row)) or ["data"]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode()

@@ -68,13 +68,14 @@ def score_films(true: Tensor, predicted: Tensor) -> dict[str, Tensor]:
 def _switches(frames: Tensor) -> Tensor:
     """How often objects change their label, (B,), by tables (B, T, objects, labels)."""
     least = SEEN * frames[:, :1].sum((2, 3), keepdim=True)
-    seen, label = frames.sum(3, keepdim=True) >= least.clamp(min=1), frames.argmax(3)
+    seen, best = frames.sum(3) >= least[..., 0].clamp(min=1), frames == frames.amax(3, keepdim=True)
     counts = torch.zeros(len(frames), dtype=torch.float64)
-    last = torch.full(label[:, 0].shape, -1)
+    last = torch.zeros_like(best[:, 0])  # (B, objects, labels): several, if they cover an object alike
     for t in range(frames.shape[1]):
-        here, now = seen[:, t, :, 0], label[:, t]
-        counts += ((now != last) & (last >= 0) & here)[:, 1:].sum(1)  # the ground is nobody
-        last = torch.where(here, now, last)
+        here, now = seen[:, t], best[:, t]
+        same = now & last
+        counts += (here & last.any(2) & ~same.any(2))[:, 1:].sum(1)  # the ground is nobody
+        last = torch.where(here[..., None], torch.where(same.any(2, keepdim=True), same, now), last)
     return counts
 
 

@@ -81,7 +81,7 @@ class Discovery(
 
     def decode(self, slots: Tensor) -> dict[str, Tensor]:
         """Masks, pictures and reconstruction from slots (B, K, D)."""
-        out = self.decoder(slots).float()
+        out = full(self.decoder(slots))
         pictures, masks = out[:, :, :3] / 2 + 0.5, out[:, :, 3].softmax(1)
         return {"masks": masks, "pictures": pictures, "reconstruction": (masks[:, :, None] * pictures).sum(1)}
 
@@ -126,13 +126,14 @@ class PairDiscovery(Discovery):
         """For slots s of one frame their partners among t of the other, both (B, K, D), and the weights (B, K, K)."""
         gamma, temperature = self.config.match_gamma, self.config.match_temperature
         with torch.autocast(s.device.type, enabled=False):
-            unit_s, unit_t = (nn.functional.normalize(x.float(), dim=-1) for x in (s, t))
+            s, t = full(s), full(t)
+            unit_s, unit_t = (nn.functional.normalize(x, dim=-1) for x in (s, t))
             weights = match_slots(unit_s, unit_t, gamma, temperature).weights
-            return MatchedSlots(weights @ t.float(), weights)
+            return MatchedSlots(weights @ t, weights)
 
     def paired(self, s: Tensor, r: Tensor) -> Tensor:
         """The slots (B, 2, K, D) that redraw both frames, from slots s and their partners r."""
-        pair = torch.cat([s.float(), r.float()], -1)
+        pair = torch.cat([full(s), full(r)], -1)
         return torch.stack((pair + self.motion(pair)).chunk(2, -1), 1)
 
 
@@ -150,6 +151,11 @@ class VolumeDiscovery(Discovery):
         slots, partition = self.slots(features)
         drawn = {name: x.unflatten(0, image.shape[:2]) for name, x in self.decode(slots.flatten(0, 1)).items()}
         return Found(slots, partition=partition, **drawn)
+
+
+def full(x: Tensor) -> Tensor:
+    """Half precision as float32; others as they are."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _flat(frames: Tensor, count: int | None = None) -> Tensor:

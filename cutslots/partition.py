@@ -172,4 +172,4 @@ class VolumePartition(KPartition):
         if frames not in self.longer:
             shape = (frames, *self.size)
             self.longer[frames] = GridCut(shape, self.cut.gamma, self.cut.reach, self.cut.anchor)
-        return self.longer[frames].to(w.device)
+        return self.longer[frames].to(w.device, torch.float64 if w.dtype == torch.float64 else torch.float32)

@@ -40,6 +40,8 @@ def predict(weights: str, images: Path, out: Path, device: str = "auto", overwri
         same = ", ".join(file.name for file in files if names[file] == name)
         raise ValueError(f"images: {same} would all be written to {out / name}; expected names that differ")
     model = load(weights, usable(device))
+    if model.config.frames > 1:
+        raise ValueError(f"weights: {weights} learned from films, not images; see cutslots track")
     request = {"weights": str(weights), "images": str(images), "version": cutslots.__version__}
     claim(out, "predict.json", request, overwrite)
     record: dict[str, Any] = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "object"}]}

@@ -4,6 +4,8 @@ tiny       finds objects on two CPU cores in minutes
 clevr      the paper's text, for plain scenes: a CNN encoder of 64 maps
 clevrtex   the paper's text, for textured scenes: a ResNet encoder of 4 blocks of 100 maps
 released   what the authors' published code does where it differs from their text
+movi       the paper's text, for pairs of frames: clevr with 8 slots
+movi11     ours, for pairs of frames: 11 slots, a cheaper network, a price on area
 """
 
 from __future__ import annotations
@@ -99,6 +101,8 @@ class ModelConfig:
                 object.__setattr__(self, field.name, tuple(value))
         if self.volume and self.module != "cut":
             raise ValueError(f"module is {self.module!r} and volume is set; expected 'cut', which can go through time")
+        if self.volume and self.frames < 2:
+            raise ValueError(f"frames is {self.frames} and volume is set; expected at least 2")
         if self.frames > 2 and not self.volume:
             raise ValueError(f"frames is {self.frames}; expected 1 or 2, or volume")
 
@@ -117,7 +121,7 @@ class TrainConfig:
     folder that holds images/."""
 
     batch: int
-    """Images a step, over all processes together."""
+    """Images a step, or clips for a model of several frames, over all processes together."""
     steps: int
     """Steps in all."""
     lr: float
@@ -138,10 +142,10 @@ class TrainConfig:
     eval_every: int
     """Steps between evaluations."""
     eval_images: int
-    """How many validation images an evaluation takes."""
+    """How many validation images, or frames of films, an evaluation takes."""
 
     images: int | None = None
-    """Learn from the first so many images; all by default."""
+    """Learn from the first so many images or frames; all by default, but for presets that say otherwise."""
     seed: int = 0
     """Of the weights and the order of images."""
     minutes: float | None = None
@@ -274,7 +278,12 @@ PRESETS["released"] = dataclasses.replace(
 
 # Pairs of frames. The paper says 8 slots, fewer than there may be things; 11 are enough for all and the ground.
 PRESETS["movi"] = dataclasses.replace(
-    PRESETS["clevr"], model=dataclasses.replace(CLEVR, frames=2, slots=8), preset="movi", data="moving", batch=32
+    PRESETS["clevr"],
+    model=dataclasses.replace(CLEVR, frames=2, slots=8),
+    preset="movi",
+    data="moving",
+    batch=32,
+    images=36_000,
 )
 # Ours: a cheaper encoder and decoder, and a price on area, for which the ground becomes one slot.
 MOVI11 = dataclasses.replace(
@@ -301,5 +310,4 @@ PRESETS["movi11"] = dataclasses.replace(
     area_from=3_000,
     eval_every=2_500,
     eval_images=480,
-    images=36_000,
 )

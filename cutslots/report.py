@@ -254,11 +254,12 @@ for (const player of document.querySelectorAll('.player')) {
 
 
 def page(title: str, lead: str, *sections: str) -> bytes:
+    script = f"<script>{SCRIPT}</script>" if any('class="player"' in each for each in sections) else ""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>'
         f"<body><h1>{html.escape(title)}</h1><p>{html.escape(lead)}</p>{''.join(sections)}"
-        f"<script>{SCRIPT}</script></body></html>"
+        f"{script}</body></html>"
     ).encode()
 
 
@@ -299,11 +300,11 @@ def rows_html(pictures: Pictures) -> str:
     return "".join(rows)
 
 
-def films_html(pictures: FilmPictures) -> list[str]:
+def films_html(pictures: FilmPictures, name: str) -> list[str]:
     """Films to play, the slots of the first over time, and two frames far apart that were matched."""
     films = "".join(player_html(film, f"film {i + 1}") for i, film in enumerate(pictures.films))
     note = "Colours stay with a track; where a true object is covered, the track has its colour."
-    sections = [section("What it follows", films, note=note)]
+    sections = [section(f"What it follows in {name}", films, note=note)]
     first = pictures.films[0].some(8)
     rows = [("image", list(first.image)), ("redrawn", list(first.reconstruction))]
     rows += [(f"slot {k + 1}", [frame[k] for frame in first.slots]) for k in range(first.slots.shape[1])]
@@ -321,7 +322,8 @@ def films_html(pictures: FilmPictures) -> list[str]:
 def player_html(film: Pictures, name: str) -> str:
     """A film beside what was found in it; a slider and a button play them together. Needs nothing from elsewhere."""
     columns = [film.columns(t) for t in range(len(film.image))]
-    shown = [caption for caption in columns[0] if not caption.startswith("slot")]
+    fullest = max(columns, key=len)  # a frame without objects has no picture of true ones
+    shown = [caption for caption in fullest if not caption.startswith("slot")]
     screens = "".join(
         f'<figure><div class="screen"><img alt="{html.escape(f"{name}, {caption}")}" '
         f'src="data:image/jpeg;base64,{_strip([c.get(caption, c["image"]) for c in columns])}"></div>'
@@ -402,8 +404,8 @@ def training_sections(run: Path) -> list[str]:
 
 def scores_section(results: dict[str, Any]) -> str:
     note = (
-        "Per cent, but for MSE. Published rows are of the datasets themselves, which our scenes are made after: "
-        "beside them, not against them."
+        "Per cent, but for MSE and switches. Published rows are of the datasets themselves; built-in scenes are made "
+        "after those, and are to be seen beside them, not against them."
     )
     return section("Scores", table_html(results), note=note)
 
@@ -426,7 +428,7 @@ def write_evaluation(
     ]
     for name, shown in pictures.items():
         seen = (
-            films_html(shown)
+            films_html(shown, name)
             if isinstance(shown, FilmPictures)
             else [section(f"What it sees in {name}", rows_html(shown))]
         )

@@ -35,11 +35,11 @@ from torch.nn import functional as F
 
 import cutslots
 from cutslots.disk import claim, naming, progress, write_atomically
-from cutslots.model import Discovery, Found, PairDiscovery, VolumeDiscovery, load
+from cutslots.model import Discovery, Found, PairDiscovery, VolumeDiscovery, full, load
 from cutslots.predict import at_size, usable
 from cutslots.report import blend, paint
 from cutslots.scenes.files import palette_image, png
-from cutslots.video import Movie, has_pyav, open_video
+from cutslots.video import LONGEST_GIF, Movie, has_pyav, open_video
 
 MEMORY = 0.5
 Join = Literal["area", "matching", "hungarian"]
@@ -74,7 +74,7 @@ class Tracker:
         if isinstance(self.model, VolumeDiscovery):
             return self._by_volume(frame)
         slots, partition = self.model.encode(frame)
-        slots = slots.float()
+        slots = full(slots)
         if self.join == "matching":
             return self._by_matching(slots, partition)
         seen = self.model.paired(slots, slots)[:, 1] if isinstance(self.model, PairDiscovery) else slots
@@ -168,19 +168,21 @@ def track(
     """
     opened = open_video(video)
     model = load(weights, usable(device))
-    claim(
-        out,
-        "track.json",
-        {"weights": str(weights), "video": str(video), "join": join, "version": cutslots.__version__},
-        overwrite,
-    )
+    tracker, count = Tracker(model, join), 0
+    kind = overlay if overlay != "auto" else "mp4" if has_pyav() else "gif"
+    if kind == "gif" and (opened.length or 0) > LONGEST_GIF:
+        raise ValueError(
+            f"video: {video} has over {LONGEST_GIF} frames, too many for a GIF; pass --overlay mp4 or none"
+        )
+    movie = Movie(out / f"overlay.{kind}", opened.rate) if kind != "none" else None
+    if (out / "masks").exists() and not (out / "track.json").is_file():
+        raise ValueError(f"out: {out} holds masks/ that track did not write; choose another folder")
+    request = {"weights": str(weights), "video": str(video), "join": join, "version": cutslots.__version__}
+    claim(out, "track.json", request, overwrite)
     for old in (out / "tracks.json", out / "overlay.mp4", out / "overlay.gif", *(out / "masks").glob("*.png")):
         old.unlink(missing_ok=True)
     (out / "masks").mkdir(exist_ok=True)
-    kind = overlay if overlay != "auto" else "mp4" if has_pyav() else "gif"
-    movie = Movie(out / f"overlay.{kind}", opened.rate) if kind != "none" else None
     torch.manual_seed(0)  # Slot Attention draws its slots
-    tracker, count = Tracker(model, join), 0
     lines = out / "tracks.json.part"
     with naming(lines), lines.open("w") as record, movie or contextlib.nullcontext(), progress() as bar:
         task = bar.add_task("frames", total=opened.length)

@@ -42,6 +42,7 @@ from cutslots.evaluate import judge, look
 from cutslots.model import Discovery, as_floats, build, channels_last, save
 from cutslots.presets import TrainConfig
 from cutslots.report import Pictures, sheet, write_training
+from cutslots.scenes import FAMILIES
 from cutslots.scenes.files import png
 
 LOG_EVERY = 20  # steps between lines of metrics.jsonl; the loss is looked at no sooner, for the device not to wait
@@ -180,13 +181,18 @@ def open_images(config: TrainConfig, split: str, count: int | None) -> Any:
     if config.model.frames == 1:
         images = open_data(config.data, split, config.model.size, count, masks=split != "train")
         return images.films if isinstance(images, Frames) and split == "val" else images
-    if Path(config.data).is_dir() and (Path(config.data) / "images").is_dir():
+    if config.data.partition(":")[0] not in FAMILIES and (Path(config.data) / "images").is_dir():
         raise ValueError(f"data is {config.data!r}, images; a model of {config.model.frames} frames expects films")
     return open_films(config.data, split, config.model.size, frames=count)
 
 
 def training_data(config: TrainConfig, fabric: Fabric) -> Images:
-    data = _held(open_images(config, "train", config.images), config, fabric, f"{config.data}, train")
+    opened = open_images(config, "train", config.images)
+    whole = len(opened) if config.images is None else len(open_images(config, "train", None))
+    if len(opened) < whole and fabric.global_rank == 0:
+        what = "images" if getattr(opened, "frames", 1) == 1 else "films"
+        print(f"learning from the first {len(opened):,} of {whole:,} {what} (--images)")
+    data = _held(opened, config, fabric, f"{config.data}, train")
     return data if config.model.frames == 1 else Clips(cast(Any, data), config.model.frames)
 
 

@@ -166,8 +166,7 @@ def test_a_missing_mask(weights, files, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "data, message",
     [
-        ("marble", "data is 'marble'; expected one of plain, textured, ood, camo, or a folder that holds images/"),
-        ("moving", "data is 'moving'; expected one of"),
+        ("marble", "data is 'marble'; expected one of plain, textured, ood, camo, moving, clevr:DIR"),
         ("plain:5", "data is 'plain:5'; expected numbers of objects as in plain:2-5"),
         ("plain:0-3", "objects is (0, 3); expected a range between 1 and 10"),
         ("/", "/ holds no folder images/"),

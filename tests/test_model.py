@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cutslots.metrics import score
-from cutslots.model import Discovery, Found, load, save
+from cutslots.model import Discovery, Found, build, load, save
 from cutslots.presets import PRESETS, ModelConfig
 from cutslots.scenes import Scenes
 
@@ -85,8 +85,9 @@ def test_no_images_are_no_trouble():
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_save_and_load(name, tmp_path):
-    model = Discovery(CONFIGS[name])
-    image = torch.rand(2, 3, model.config.size, model.config.size)
+    model = build(CONFIGS[name])
+    image = torch.rand(2, model.config.frames, 3, model.config.size, model.config.size)
+    image = image if model.config.frames > 1 else image[:, 0]
     look(model, image)  # moves the running means of batch normalisation off their start
     save(model, tmp_path)
     for path in (tmp_path, str(tmp_path), tmp_path / "model.safetensors"):

@@ -103,7 +103,8 @@ class Held:
         return self._chosen(whole_numbers(indices, len(self)), device=device)
 
     def stills(self, films: Indices, frames: Indices, device: torch.device | str = "cpu") -> Sample:
-        return self._chosen(whole_numbers(films, len(self)), whole_numbers(frames, self.frames), device=device)
+        at = whole_numbers(films, len(self)), whole_numbers(frames, self.frames)
+        return self._chosen(*at[: self.image.ndim - 3], device=device)
 
     def _chosen(self, *numbers: np.ndarray, device: torch.device | str) -> Sample:
         at = tuple(torch.from_numpy(n) for n in numbers)
@@ -119,8 +120,9 @@ def open_data(
 
     Numbers of objects may follow: plain:2-5, clevr:DIR:0-6. Films are handed out frame by frame. `count` takes the
     first so many images. Without `masks` those of a folder are not looked at. `size` is 128, or what was prepared."""
-    known = name.partition(":")[0] in (*FAMILIES, *DATASETS)
-    if not known and Path(name).is_dir() and not is_prepared(Path(name)):
+    kind, colon, _ = name.partition(":")
+    known, path = kind in FAMILIES or (kind in DATASETS and colon), Path(name)
+    if not known and path.is_dir() and ((path / "images").is_dir() or not is_prepared(path)):
         return Folder(Path(name), split, size or SIZE, count, masks)
     films = open_films(name, split, size, frames=count)
     return films if films.frames == 1 else Frames(films, count)
@@ -142,7 +144,8 @@ def open_films(
     if kind in DATASETS and rest:
         place, _, numbers = rest.rpartition(":")
         bounds = _bounds(numbers)
-        data = Prepared(Path(place if bounds else rest), split, size, count, bounds)
+        named = bool(bounds and place)
+        data = Prepared(Path(place if named else rest), split, size, count, bounds if named else None)
         if data.dataset != kind:
             raise ValueError(f"data is {name!r}, but {data.folder} holds {data.dataset}")
         return data
@@ -168,7 +171,7 @@ def hold(data: Images, device: torch.device | str = "cpu", quiet: bool = False, 
     if len(data) * (first.image.nbytes + first.mask.nbytes) > min(HOLD, _free(device) // 2):
         return data
     image, mask = (torch.empty((len(data), *x.shape[1:]), dtype=x.dtype, device=device) for x in first)
-    step = max(1, (512 if torch.device(device).type == "cuda" else 32) // getattr(data, "frames", 1))
+    step = 512 if torch.device(device).type == "cuda" and getattr(data, "frames", 1) == 1 else 32
     with progress(quiet) as bar:
         task: Any = bar.add_task(title, total=len(data))
         for start in range(0, len(data), step):

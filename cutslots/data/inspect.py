@@ -33,7 +33,9 @@ def inspect(data: str, images: int | None = None, out: Path | None = None, quiet
     for split, dataset in splits.items():
         whole = isinstance(dataset, Prepared | Folder)
         count = min(len(dataset), images or (len(dataset) if whole else SAMPLED))
-        facts[split] = {"images": len(dataset), **look_at(dataset, count, f"{data}, {split}", quiet)}
+        facts[split] = {"images": len(dataset), "looked_at": count}
+        if getattr(dataset, "has_masks", True):
+            facts[split] |= look_at(dataset, count, f"{data}, {split}", quiet)
     if out is None:
         out = shown.folder / "contact_sheet.png" if isinstance(shown, Prepared) else Path(f"{_plain(data)}-sheet.png")
     write_atomically(out, png(contact_sheet(shown)))
@@ -88,7 +90,6 @@ def look_at(dataset: Images, count: int, title: str, quiet: bool = False) -> dic
     last = int(np.nonzero(objects)[0].max(initial=0))
     labels = {int(i): float(shares[i] / pixels) for i in np.nonzero(shares)[0]}
     return {
-        "looked_at": count,
         "objects": objects[: last + 1].tolist(),
         "labels": labels,
         "largest_object": largest,
@@ -106,6 +107,9 @@ def _print(data: str, dataset: Any, facts: dict[str, Any]) -> None:
         print(
             f"{data}: {kind.title}, {rows:,}{part}, {size}, splits of {dataset.manifest['request']['convention']}{only}"
         )
+    if not all("labels" in each for each in facts.values()):
+        print(", ".join(f"{split} {each['images']:,} images" for split, each in facts.items()) + ", no masks/")
+        return
     heads = [f"{split}\n{each['looked_at']:,} of {each['images']:,}" for split, each in facts.items()]
     table = Table("objects in sight", *heads)
     for n in range(max(len(each["objects"]) for each in facts.values())):

@@ -51,6 +51,8 @@ def prepare(
         raise ValueError(f"splits is {splits!r}; for {dataset} expected one of {', '.join(kind.conventions)}")
     if not 1 <= size <= 1024:
         raise ValueError(f"size is {size}; expected a side of 1 to 1024 pixels")
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers is {workers}; expected at least 1")
     if not source.exists():
         raise ValueError(f"there is no {source}; expected {kind.title} as published")
     if out.exists() and not out.is_dir():
@@ -96,6 +98,8 @@ def _resume(out: Path, request: dict[str, Any], overwrite: bool) -> int | None:
     if others:
         raise ValueError(f"{out} holds {others[0].name}, which is of no cache; choose another folder")
     found = _load(out / "manifest.json") or _load(out / "progress.json") or None  # garbage is as good as nothing
+    if found is None and not overwrite and any((out / f"{name}.npy").exists() for name in _shapes(request)):
+        raise ValueError(f"{out} holds arrays but no readable manifest.json; choose another folder or pass --overwrite")
     before = found.get("request") if found else None
     if found is not None and before != request:
         differ = [k for k in request if not isinstance(before, dict) or before.get(k) != request[k]]
@@ -108,7 +112,7 @@ def _resume(out: Path, request: dict[str, Any], overwrite: bool) -> int | None:
     if found is not None and "rows" in found and not overwrite and _whole(out, found):
         return None
     (out / "manifest.json").unlink(missing_ok=True)  # first: what is being replaced is whole no more
-    if found is not None and not overwrite and "pieces" in found:
+    if found is not None and not overwrite and {"pieces", "sizes"} <= found.keys():
         for name in _shapes(request):  # killed while the finished arrays were being named
             if (out / f"{name}.npy").exists():
                 os.replace(out / f"{name}.npy", _part(out, name))

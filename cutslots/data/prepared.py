@@ -93,7 +93,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         request, files = manifest["request"], manifest["files"]
         sizes = {name: int(facts["bytes"]) for name, facts in files.items()}
         manifest["splits"] = {name: (int(a), int(b)) for name, (a, b) in manifest["splits"].items()}
-        _ = [request[name] for name in ("size", "frames")], [manifest[name] for name in ("rows", "objects")]
+        _ = (
+            [request[name] for name in ("size", "frames", "format", "dataset")],
+            [manifest[name] for name in ("rows", "objects")],
+        )
         _ = [manifest["splits"][name] for name in SPLITS]
     except Exception:
         raise ValueError(f"{path} cannot be read as a manifest; delete {folder} and prepare it again") from None

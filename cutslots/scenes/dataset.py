@@ -106,7 +106,7 @@ class Scenes(Dataset[Sample]):
         chosen, place = np.unique(whole_numbers(films, self.count), return_inverse=True)
         made = self.render(chosen, device)
         at = torch.from_numpy(place).to(device), torch.from_numpy(whole_numbers(frames, self.frames)).to(device)
-        return made if self.frames == 1 else Sample(made.image[at], made.mask[at])
+        return Sample(*(x[at[:1] if self.frames == 1 else at] for x in made))
 
     def world(self, indices: Indices) -> World:
         """What the scenes hold, as arrays."""
@@ -197,16 +197,19 @@ class Scenes(Dataset[Sample]):
         self, images: np.ndarray, masks: np.ndarray, start: int, device: Any, batch: int, quiet: bool, save: Any
     ) -> None:
         batch = max(1, batch // self.frames)
+        together = batch if self.frames == 1 else TOGETHER  # physics takes hardly longer for many films than for one
         with progress(quiet) as bar:
             task = bar.add_task(
                 f"{self.family} {self.split} {self.size}x{self.size}", total=self.count, completed=start
             )
-            for i in range(start, self.count, batch):
-                chosen = np.arange(i, min(i + batch, self.count))
-                made = render(self.world(chosen), self.size, device)
-                images[chosen], masks[chosen] = made.image.cpu().numpy(), made.mask.cpu().numpy()
-                save(int(chosen[-1]) + 1)
-                bar.advance(task, len(chosen))
+            for first in range(start, self.count, together):
+                world = self.world(np.arange(first, min(first + together, self.count)))
+                for i in range(0, len(world), batch):
+                    made = render(world.pick(slice(i, i + batch)), self.size, device)
+                    chosen = slice(first + i, first + i + len(made.image))
+                    images[chosen], masks[chosen] = made.image.cpu().numpy(), made.mask.cpu().numpy()
+                    save(chosen.stop)
+                    bar.advance(task, len(made.image))
 
 
 class Cached(Dataset[Sample]):
@@ -250,7 +253,7 @@ def _taken(array: np.ndarray, chosen: np.ndarray, device: torch.device | str) ->
     pinned = torch.device(device).type == "cuda"
     rows = torch.empty((len(chosen), *array.shape[1:]), dtype=torch.uint8, pin_memory=pinned)
     np.take(array, chosen, axis=0, out=rows.numpy(), mode="clip")  # checked before; "raise" would copy twice
-    return rows.to(device, non_blocking=True)
+    return rows.to(device, non_blocking=pinned)
 
 
 def whole_numbers(indices: Indices, count: int) -> np.ndarray:

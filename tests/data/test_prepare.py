@@ -1202,9 +1202,14 @@ def test_a_manifest_that_is_garbage(finished, garbage):
 
 
 @pytest.mark.parametrize("garbage", [b"", b"{", b"\xff\xfe\x00", b"[]", b"null", b"{}"])
-def test_a_cache_without_a_manifest_that_can_be_read_is_made_again(folder, finished, clean, garbage):
+def test_arrays_without_a_manifest_that_can_be_read_are_not_dropped_unasked(folder, finished, clean, garbage):
+    """They may be anybody's."""
     (finished / "manifest.json").write_bytes(garbage)
-    assert go(folder, finished)
+    before = (finished / "images.npy").read_bytes()
+    with pytest.raises(ValueError, match=r"out holds arrays but no readable manifest.json; choose another"):
+        go(folder, finished)
+    assert (finished / "images.npy").read_bytes() == before
+    assert go(folder, finished, overwrite=True)
     assert contents(finished) == contents(clean("clevrtex"))
 
 
