@@ -54,6 +54,10 @@ class Discovery(
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        if type(self) is Discovery and config.frames > 1:
+            raise ValueError(
+                f"frames is {config.frames}; expected 1, or PairDiscovery or VolumeDiscovery (see cutslots.load)"
+            )
         self.config = config
         grid = (config.size // 2, config.size // 2)
         self.encoder = (
@@ -118,7 +122,9 @@ class PairDiscovery(Discovery):
         slots, partition = (x.unflatten(0, image.shape[:2]) for x in self.encode(_flat(image, 2)))
         partner, weights = self.match(slots[:, 0], slots[:, 1])
         joined = self.paired(slots[:, 0], partner)
-        moved = (weights @ partition[:, 1].flatten(2)).view_as(partition[:, 1])  # the partner's part
+        moved = (weights @ partition[:, 1].flatten(2)).view_as(
+            partition[:, 1]
+        )  # the partner's part, as far as there is one partner
         drawn = {name: x.unflatten(0, image.shape[:2]) for name, x in self.decode(joined.flatten(0, 1)).items()}
         return Found(joined, partition=torch.stack([partition[:, 0], moved], 1), **drawn)
 

@@ -6,7 +6,7 @@ that order they are joined, one to one, with those of the tracks, by one of
 - **area** (ours): the matching program itself, unrelaxed, for the gains  h(a_i, a_j) cos(s_i, t_j),  h being the
   harmonic mean of the areas of track i and slot j. Without areas the many empty slots outvote the few objects, and a
   thing that passes from one slot to another is lost on the way. s_i is a running mean over the track, `MEMORY` of it
-  old.
+  old: a hand-over that takes more than a few frames is lost all the same.
 - **matching**: the learned matching of `PairDiscovery` between this frame and the one before (algorithm 3), rounded;
   the frame is redrawn from the pairs.
 - **hungarian**: the largest inner products with the slots of the frame before (the paper's baseline).

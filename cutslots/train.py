@@ -425,7 +425,7 @@ class Log:
         if self.writes:
             self._write({"step": done, "val": self.newest})
             self.board.scalars(done, {f"val/{name}": value for name, value in self.newest.items()})
-            pictures = sheet(look(model, data, min(4, len(data)), self.fabric))
+            pictures = sheet(look(model, data, 4, self.fabric))
             write_atomically(self.folder / "pictures" / f"step_{done:07d}.png", png(pictures))
             self.board.image(done, "pictures", np.asarray(pictures))
             shown = [("ARI-FG", "ari_fg"), ("mIoU", "miou")] if "ari_fg" in self.newest else []
@@ -456,7 +456,7 @@ class Log:
 
     def finish(self, model: Discovery, data: Images) -> Path:
         if self.writes:
-            pictures = look(model, data, min(8, len(data)), self.fabric)
+            pictures = look(model, data, 8, self.fabric)
             write_training_report(self.folder, self.config, len(data), pictures, self.fabric)
             print(f"wrote {self.folder / 'model.safetensors'} and {self.folder / 'report.html'}")
         return self.folder
