@@ -84,7 +84,7 @@ class Pictures(NamedTuple):
     def columns(self, i: int) -> dict[str, np.ndarray]:
         """The pictures of one image by their captions, in the paper's order."""
         seen = self.truth[i].any()
-        colours = [self.colours(labels)[i] for labels in (self.decoder, self.partition)]
+        colours = [self.colours(labels, i) for labels in (self.decoder, self.partition)]
         shown = {"image": self.image[i], "redrawn": self.reconstruction[i]}
         if seen:
             shown["true objects"] = blend(self.image[i], PALETTE[self.truth[i]])
@@ -92,11 +92,10 @@ class Pictures(NamedTuple):
         shown["its partition"] = blend(self.image[i], colours[1])
         return shown | {f"slot {k + 1}": slot for k, slot in enumerate(self.slots[i])}
 
-    def colours(self, labels: np.ndarray) -> np.ndarray:
-        """Colours (B, S, S, 3) of labels (B, S, S), after the true objects they cover."""
-        if self.together:
-            return paint(labels, self.truth if self.truth.any() else None)
-        return np.stack([paint(x, t if t.any() else None) for x, t in zip(labels, self.truth, strict=True)])
+    def colours(self, labels: np.ndarray, i: int) -> np.ndarray:
+        """Colours (S, S, 3) of one of the labels (B, S, S), after the true objects they cover."""
+        truth, found = (self.truth, labels) if self.together else (self.truth[i], labels[i])
+        return PALETTE[numbers(found, truth if truth.any() else None)[labels[i]]]
 
     def some(self, count: int) -> Pictures:
         """So many of them, evenly spaced."""
@@ -118,6 +117,11 @@ def as_bytes(x: Tensor) -> np.ndarray:
 
 def paint(labels: np.ndarray, truth: np.ndarray | None = None) -> np.ndarray:
     """Colours (S, S, 3) of labels; with a truth, each takes the colour of the object it overlaps most, one to one."""
+    return PALETTE[numbers(labels, truth)[labels]]
+
+
+def numbers(labels: np.ndarray, truth: np.ndarray | None = None) -> np.ndarray:
+    """The place in the palette of each label."""
     count = int(labels.max()) + 1
     colour = np.arange(1, count + 1)
     if truth is not None:
@@ -127,7 +131,7 @@ def paint(labels: np.ndarray, truth: np.ndarray | None = None) -> np.ndarray:
         free = np.setdiff1d(np.arange(1, len(PALETTE)), np.unique(truth))
         colour = free[np.arange(count) % len(free)]
         colour[cols[paired]] = rows[paired]
-    return PALETTE[colour[labels]]
+    return colour
 
 
 def blend(image: np.ndarray, colours: np.ndarray) -> np.ndarray:

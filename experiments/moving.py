@@ -88,18 +88,7 @@ def train(options: Options) -> None:
     for name, (_, _, changes) in RUNS.items():
         if (options.runs / name / "model.safetensors").is_file() and not (options.runs / name / "state.pt").is_file():
             continue  # weights that were brought here
-        command = [
-            sys.executable,
-            "-m",
-            "cutslots",
-            "train",
-            "movi11",
-            "--steps",
-            "1000000",
-            "--images",
-            "36000",
-            *changes,
-        ]
+        command = [sys.executable, "-m", "cutslots", "train", "movi11", "--steps", "1000000", *changes]
         command += ["--minutes", str(options.minutes), "--out", str(options.runs / name)]
         waiting.append(subprocess.Popen([*command, "--cache", str(options.runs / "cache")]))
         if not options.together and waiting[-1].wait():

@@ -165,7 +165,7 @@ def _fill(out: Path, source: Source, request: dict[str, Any], done: int, workers
     """Writes all pieces from number `done` on; the number of rows."""
     shapes = _shapes(request)
     lengths = {name: int(np.prod(shape)) for name, shape in shapes.items()}
-    rows, saved = 0, time.monotonic()
+    count, saved = done, time.monotonic()
     with ThreadPoolExecutor(workers) as pool, progress(quiet, "{task.fields[speed]}") as bar:
         files = {name: _open(_part(out, name)) for name in shapes}
         try:
@@ -181,33 +181,23 @@ def _fill(out: Path, source: Source, request: dict[str, Any], done: int, workers
                 write_atomically(out / "progress.json", json.dumps(note).encode())
 
             save(done)
-            skipped: list[int] = []
-            pieces = _skip(source.pieces(), done, skipped)
-            count = done
+            pieces = itertools.islice(source.pieces(), done, None)
             for piece, columns in _in_order(pool, pieces, 4 * workers):
                 for name, values in columns.items():
                     with naming(_part(out, name)):
                         _write(files[name], values, HEAD + piece.row * lengths[name])
-                rows, count = max(rows, piece.row + 1), count + 1
+                count += 1
                 bar.update(task, advance=1, speed=f"{(count - done) / (time.monotonic() - began):.0f}/s")
                 if time.monotonic() - saved > SAVE_EVERY:
                     save(count)
                     saved = time.monotonic()
             save(count)
-            rows = max([rows, *(row + 1 for row in skipped)])
         finally:
             for file in files.values():
                 os.close(file)
-    if rows == 0:
+    if count == 0:
         raise ValueError(f"{source.files[0][0]} holds no records; expected {DATASETS[request['dataset']].title}")
-    return rows
-
-
-def _skip(pieces: Iterator[Piece], done: int, largest: list[int]) -> Iterator[Piece]:
-    """The pieces after the first `done`; of those, the largest row is noted."""
-    for piece in itertools.islice(pieces, done):
-        largest[:] = [max([piece.row, *largest])]
-    yield from pieces
+    return source.rows or count  # a piece is a row, unless the source has said how many rows there are
 
 
 def _in_order(pool: ThreadPoolExecutor, pieces: Iterable[Piece], ahead: int) -> Iterator[tuple[Piece, Columns]]:
