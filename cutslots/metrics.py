@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 NAMES = ("ari", "ari_fg", "miou", "miou_fg", "miou_gt")
@@ -113,6 +112,8 @@ def adjusted_rand(table: Tensor) -> Tensor:
 
 def mean_iou(table: Tensor) -> dict[str, Tensor]:
     """mIoU (B,) of tables (B, T, K) by each denominator."""
+    from scipy.optimize import linear_sum_assignment  # slow to import, and `cutslots predict` has no need of it
+
     B, T, K = table.shape
     n = np.zeros((B, max(T, K), max(T, K)))
     n[:, :T, :K] = table.numpy()

@@ -9,7 +9,7 @@ Shapes: B batch, T frames, K slots, D slot length, S side of the picture, h its 
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from huggingface_hub import PyTorchModelHubMixin
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cutslots.disk import write_atomically
 from cutslots.matching import MatchedSlots, match_slots
-from cutslots.networks import BroadcastDecoder, CNNEncoder, ResNetEncoder, SubpixelDecoder
+from cutslots.networks import BroadcastDecoder, CNNEncoder, Context, ResNetEncoder, SubpixelDecoder
 from cutslots.presets import ModelConfig
 from cutslots.slots import CutSlots, SlotAttention, Slots, SoftmaxSlots, VolumeSlots
 
@@ -60,19 +60,27 @@ class Discovery(
             )
         self.config = config
         grid = (config.size // 2, config.size // 2)
-        self.encoder = (
+        self.encoder: nn.Module = (
             CNNEncoder(config.encoder_maps, config.encoder_kernels)
             if config.encoder == "cnn"
             else ResNetEncoder(config.encoder_maps, config.encoder_kernels, config.encoder_norm)
         )
+        if config.context:
+            self.encoder = nn.Sequential(self.encoder, Context(config.encoder_maps, config.context))
         self.slots = _slot_module(config, grid)
+        common = (config.slot_dim, config.size, config.decoder_maps)
         self.decoder = (
-            SubpixelDecoder(config.slot_dim, config.size, config.decoder_maps)
+            SubpixelDecoder(*common, placed=config.placed)
             if config.decoder == "subpixel"
-            else BroadcastDecoder(
-                config.slot_dim, config.size, config.decoder_maps, config.decoder_extra, config.decoder_style
-            )
+            else BroadcastDecoder(*common, config.decoder_extra, config.decoder_style, config.placed)
         )
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
+        """The model in a folder, shipped under a name (nothing is downloaded then), or else on the Hub.
+
+        It is float32 and ready to use, also where the file holds float16 or bfloat16. The options are the mixin's."""
+        return super().from_pretrained(_or_shipped(pretrained_model_name_or_path), **options)
 
     def forward(self, image: Tensor) -> Found:
         """`image` (B, 3, S, S) is uint8, or floating point in [0, 1]."""
@@ -112,6 +120,9 @@ class PairDiscovery(Discovery):
     """
 
     def __init__(self, config: ModelConfig) -> None:
+        if config.frames != 2 or config.volume:
+            seen = "volume is set" if config.volume else f"frames is {config.frames}"
+            raise ValueError(f"{seen}; expected 2 frames that are matched, or another class (see cutslots.load)")
         super().__init__(config)
         wide = 2 * config.slot_dim
         self.motion = nn.Sequential(
@@ -151,6 +162,11 @@ class VolumeDiscovery(Discovery):
     >>> model(torch.rand(1, 3, 3, 64, 64)).masks.shape
     torch.Size([1, 3, 6, 64, 64])
     """
+
+    def __init__(self, config: ModelConfig) -> None:
+        if not config.volume:
+            raise ValueError("volume is not set; expected it to be, or Discovery or PairDiscovery (see cutslots.load)")
+        super().__init__(config)
 
     def forward(self, image: Tensor) -> Found:
         features = self.encoder(self._prepared(_flat(image))).unflatten(0, image.shape[:2])
@@ -196,7 +212,7 @@ def channels_last(model: Discovery) -> Discovery:
 def _slot_module(config: ModelConfig, grid: tuple[int, int]) -> nn.Module:
     common = (config.encoder_maps, config.slots, grid, config.slot_dim)
     if config.module == "attention":
-        return SlotAttention(*common, iterations=config.iterations, hidden=config.hidden)
+        return SlotAttention(*common, iterations=config.iterations, hidden=config.hidden, placed=config.placed)
     kind: type[CutSlots] = VolumeSlots if config.volume else CutSlots if config.module == "cut" else SoftmaxSlots
     more: dict[str, Any] = {"frames": config.frames} if config.volume else {}
     return kind(
@@ -216,20 +232,36 @@ def _slot_module(config: ModelConfig, grid: tuple[int, int]) -> nn.Module:
         background_temperature=config.background_temperature,
         sharpen=config.sharpen,
         weight_maps=config.weight_maps,
+        placed=config.placed,
     )
 
 
-def save(model: Discovery, folder: Path) -> None:
-    """config.json and model.safetensors, each whole or as it was."""
+def save(model: Discovery, folder: Path, half: bool = False) -> None:
+    """config.json and model.safetensors, each whole or as it was; with `half`, floating point as float16."""
     from safetensors.torch import save as to_bytes
 
     tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
+    if half:
+        tensors = {
+            name: _halved(name, value) if value.is_floating_point() else value for name, value in tensors.items()
+        }
     write_atomically(folder / "config.json", json.dumps(dataclasses.asdict(model.config), indent=1).encode())
     write_atomically(folder / "model.safetensors", to_bytes(tensors, metadata={"format": "pt"}))
 
 
+def _halved(name: str, value: Tensor) -> Tensor:
+    small = value.half()
+    if not small.isfinite().all():
+        raise ValueError(
+            f"half: {name} holds {value.abs().max():.6g}; expected finite values up to 65,504, float16's largest"
+        )
+    return small
+
+
 def load(weights: str | Path, device: torch.device | str = "cpu") -> Discovery:
-    """The model in a folder, beside a model.safetensors, or shipped under a name; ready to use, not to train."""
+    """The model in a folder, beside a model.safetensors, or shipped under a name; ready to use, not to train.
+
+    It is float32, also where the file holds float16 or bfloat16."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -242,14 +274,12 @@ def load(weights: str | Path, device: torch.device | str = "cpu") -> Discovery:
     wrong = _differences(model.state_dict(), tensors)
     if wrong:
         raise ValueError(f"{file} does not fit its config.json: {wrong}")
-    model.load_state_dict(tensors)
+    model.load_state_dict(tensors)  # casts to float32
     return model.to(device).eval()
 
 
 def weights_file(weights: str | Path) -> Path:
-    path = Path(weights)
-    if not path.exists() and (SHIPPED / path).is_dir():
-        path = SHIPPED / path
+    path = Path(_or_shipped(weights))
     if path.is_dir():
         path = path / "model.safetensors"
     if not path.is_file():
@@ -262,6 +292,13 @@ def weights_file(weights: str | Path) -> Path:
     return path
 
 
+def _or_shipped(weights: str | Path) -> str | Path:
+    """The folder of the weights shipped under a name, unless a file or folder of that name holds weights."""
+    path = Path(weights)
+    own = path.is_file() or (path / "model.safetensors").is_file()
+    return weights if own or not (SHIPPED / path).is_dir() else SHIPPED / path
+
+
 def _model_for(path: Path) -> Discovery:
     """An untrained model as config.json describes it."""
     try:
@@ -270,9 +307,9 @@ def _model_for(path: Path) -> Discovery:
         raise ValueError(f"there is no {path}, which says what model the weights beside it are for") from None
     except (ValueError, TypeError):
         raise ValueError(f"{path} is not readable as JSON") from None
-    known = {field.name for field in dataclasses.fields(ModelConfig)}
-    if set(values) != known:
-        odd = ", ".join(sorted(set(values) ^ known))
+    known = {field.name: field.default is not dataclasses.MISSING for field in dataclasses.fields(ModelConfig)}
+    odd = ", ".join(sorted(name for name in values.keys() ^ known.keys() if not known.get(name)))
+    if odd:
         raise ValueError(f"{path} is not the configuration of a Discovery model: missing or unknown are {odd}")
     try:
         return build(ModelConfig(**values))
@@ -288,4 +325,6 @@ def _differences(expected: dict[str, Tensor], seen: dict[str, Tensor]) -> str:
             return f"{name} is unexpected"
         if expected[name].shape != seen[name].shape:
             return f"{name} has shape {tuple(seen[name].shape)}, expected {tuple(expected[name].shape)}"
+        if expected[name].is_floating_point() != seen[name].is_floating_point():
+            return f"{name} is of type {seen[name].dtype}, expected {expected[name].dtype}"
     return ""

@@ -5,10 +5,11 @@ Shapes: B batch, K slots, D slot length, C channels, H W grid, S side of the pic
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +24,43 @@ class PositionCode(nn.Module):
 
     def __init__(self, channels: int, size: Sequence[int]) -> None:
         super().__init__()
-        axes = [torch.linspace(0, 1, n) for n in checked_size(size)]
-        yx = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
+        yx = _coordinates(*checked_size(size))
         self.register_buffer("grid", torch.cat([yx, 1 - yx], -1), persistent=False)
         self.linear = nn.Linear(4, channels)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, place: Tensor | None = None) -> Tensor:
+        """Maps `x` (B, C, H, W); with a `place` (B, 3) for each, y and x are measured from there (see `places`)."""
         checked_map(x, self.linear.out_features, self.grid.shape[:2])
-        return x + self.linear(self.grid).permute(2, 0, 1)
+        if place is None:
+            return x + self.linear(self.grid).permute(2, 0, 1)
+        centre, spread = place[:, None, None, :2], place[:, None, None, 2:]
+        yx = EVERYWHERE[0] + (self.grid[..., :2] - centre) * (EVERYWHERE[2] / spread)
+        return x + self.linear(torch.cat([yx, 1 - yx], -1)).permute(0, 3, 1, 2)
+
+
+PLACE = 3  # how many numbers say where a mask is
+EVERYWHERE = (0.5, 0.5, 12**-0.5)  # where the whole picture is
+NARROWEST = 0.04  # spread, for masks of a few pixels
+
+
+def places(masks: Tensor) -> Tensor:
+    """Where each of the masks (B, K, H, W) is: y and x of its centre and its spread (B, K, 3), in sides of the picture.
+
+    The spread is the root mean square distance from the centre along an axis. At least in float32.
+    """
+    masks = masks.float() if masks.dtype in (torch.float16, torch.bfloat16) else masks
+    yx = _coordinates(*masks.shape[-2:]).to(masks).flatten(0, 1)
+    weight = masks.flatten(2)
+    with torch.autocast(masks.device.type, enabled=False):
+        weight = weight / (weight.sum(-1, keepdim=True) + 1e-6)
+        centre, square = weight @ yx, weight @ yx.square()
+        variance = (square - centre.square()).mean(-1, keepdim=True)
+        return torch.cat([centre, variance.clamp(min=NARROWEST**2).sqrt()], -1)
+
+
+def _coordinates(height: int, width: int) -> Tensor:
+    axes = torch.linspace(0, 1, height), torch.linspace(0, 1, width)
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
 
 
 class CNNEncoder(nn.Module):
@@ -74,10 +104,30 @@ class ResidualBlock(nn.Module):
         return (self.skip(x) + self.residual(x)).relu()
 
 
+class Context(nn.Module):
+    """Maps (B, C, H, W) with what lies further off: halved `levels` times, and brought back up level by level."""
+
+    def __init__(self, maps: int, levels: int) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Conv2d(maps, maps, 3, stride=2, padding=1) for _ in range(levels))
+        self.up = nn.ModuleList(nn.Conv2d(maps, maps, 3, padding=1) for _ in range(levels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        finer = []
+        for down in self.down:
+            finer.append(x)
+            x = down(x).relu()
+        for up in self.up:
+            before = finer.pop()
+            x = before + up(nn.functional.interpolate(x, before.shape[-2:])).relu()
+        return x
+
+
 class BroadcastDecoder(nn.Module):
     """Slots (B, K, D) to colours and logits (B, K, 4, S, S): broadcast to 8x8, position code, doubled up to S.
 
     Slot Attention's decoder: transposed 5x5 convolutions of stride 2, `extra` 5x5 ones at full size, a 3x3 to 4 maps.
+    With `placed` the last numbers of a slot are its place, which positions are measured from.
     """
 
     def __init__(
@@ -87,8 +137,11 @@ class BroadcastDecoder(nn.Module):
         maps: Sequence[int] = (64,),
         extra: int = 1,
         style: Literal["relu", "leaky"] = "relu",
+        placed: bool = False,
     ) -> None:
         super().__init__()
+        self.placed = placed
+        slot_dim -= PLACE * placed
         self.position = PositionCode(slot_dim, (START, START))
         act = nn.ReLU if style == "relu" else nn.LeakyReLU
         widths = [slot_dim, *_widths(maps, _doublings(size))]
@@ -100,10 +153,67 @@ class BroadcastDecoder(nn.Module):
         layers += [nn.Conv2d(widths[-1], 4, 3, padding=1)]
         self.layers = nn.Sequential(*layers)
         self.bounded = style == "leaky"
+        self.tail = PhasedTail(extra)
 
     def forward(self, slots: Tensor) -> Tensor:
-        x = self.layers(_broadcast(slots, self.position)).unflatten(0, slots.shape[:2])
+        x = _broadcast(slots, self.position, self.placed)
+        if x.is_cuda:
+            body = len(self.layers) - self.tail.length
+            x = self.tail(self.layers[:body](x), self.layers[body:])
+        else:
+            x = self.layers(x)
+        x = x.unflatten(0, slots.shape[:2])
         return torch.cat([x[:, :, :3].tanh(), x[:, :, 3:]], 2) if self.bounded else x
+
+
+class PhasedTail(nn.Module):
+    """The last layers of a `BroadcastDecoder`, from the last doubling on, computed at half the resolution: the same
+    function, in the shapes that tensor cores like.
+
+    Even and odd rows and columns (phases) become maps. A transposed convolution is then a 3x3 one from C maps to 4 C, a
+    5x5 one a 3x3 one from 4 C to 4 C, and the last one a 3x3 one from 4 C to 16. Their kernels are the decoder's,
+    rearranged and filled up with zeros. Maps are ordered by row phase, column phase, map.
+    """
+
+    up: Tensor
+    wide: Tensor
+    last: Tensor
+
+    def __init__(self, extra: int) -> None:
+        super().__init__()
+        self.length = 2 * (1 + extra) + 1  # layers, activations among them
+        self.register_buffer("up", _taps(5, transposed=True), persistent=False)
+        self.register_buffer("wide", _taps(5), persistent=False)
+        self.register_buffer("last", _taps(3), persistent=False)
+
+    def forward(self, x: Tensor, layers: nn.Sequential) -> Tensor:
+        first, *middle, last = (cast(nn.Conv2d, layer) for layer in layers[::2])  # type: ignore[attr-defined]
+        act = layers[1]
+        x = act(_phased(x, first.weight.transpose(0, 1), first.bias, self.up))
+        for layer in middle:
+            x = act(_phased(x, layer.weight, layer.bias, self.wide))
+        x = _phased(x, last.weight, last.bias, self.last)
+        x = x.unflatten(1, (2, 2, -1)).permute(0, 3, 4, 1, 5, 2)  # (B, maps, H, row phase, W, column phase)
+        return x.flatten(4, 5).flatten(2, 3)
+
+
+def _taps(kernel: int, transposed: bool = False) -> Tensor:
+    """Which tap of a kernel leads from phase b, d pairs of pixels further on, to phase a: (a, b, d, taps) of 0 and 1.
+
+    Transposed ones have one phase to come from."""
+    taps = torch.zeros(2, 1 if transposed else 2, 3, kernel)
+    for a, b, d in itertools.product(range(2), range(taps.shape[1]), (-1, 0, 1)):
+        tap = kernel // 2 + (a - 2 * d if transposed else 2 * d + b - a)
+        if 0 <= tap < kernel:
+            taps[a, b, d + 1, tap] = 1
+    return taps
+
+
+def _phased(x: Tensor, weight: Tensor, bias: Tensor | None, taps: Tensor) -> Tensor:
+    """The convolution of maps that are parted into phases by a kernel (after, before, height, width)."""
+    parted = torch.einsum("oikl,abdk,cefl->acobeidf", weight, taps, taps).flatten(3, 5).flatten(0, 2)
+    parted = parted.contiguous(memory_format=torch.channels_last)
+    return nn.functional.conv2d(x, parted, None if bias is None else bias.repeat(len(taps) ** 2), padding=1)
 
 
 class SubpixelDecoder(nn.Module):
@@ -112,8 +222,10 @@ class SubpixelDecoder(nn.Module):
     The last doubling gives colours and logits themselves.
     """
 
-    def __init__(self, slot_dim: int, size: int, maps: Sequence[int] = (32, 32)) -> None:
+    def __init__(self, slot_dim: int, size: int, maps: Sequence[int] = (32, 32), placed: bool = False) -> None:
         super().__init__()
+        self.placed = placed
+        slot_dim -= PLACE * placed
         self.position = PositionCode(slot_dim, (START, START))
         widths = [slot_dim, *_widths(maps, _doublings(size) - 1), 4]
         layers: list[nn.Module] = []
@@ -122,7 +234,7 @@ class SubpixelDecoder(nn.Module):
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, slots: Tensor) -> Tensor:
-        return self.layers(_broadcast(slots, self.position)).unflatten(0, slots.shape[:2])
+        return self.layers(_broadcast(slots, self.position, self.placed)).unflatten(0, slots.shape[:2])
 
 
 def checked_size(size: Sequence[int]) -> tuple[int, int]:
@@ -152,9 +264,11 @@ def _conv(before: int, after: int, kernel: int, norm: bool, stride: int = 1) -> 
     return [conv, nn.BatchNorm2d(after)] if norm else [conv]
 
 
-def _broadcast(slots: Tensor, position: PositionCode) -> Tensor:
-    x = slots.flatten(0, 1)[:, :, None, None].expand(-1, -1, START, START)
-    return position(x).contiguous(memory_format=torch.channels_last)
+def _broadcast(slots: Tensor, position: PositionCode, placed: bool) -> Tensor:
+    slots = slots.flatten(0, 1)
+    what, where = (slots[:, :-PLACE], slots[:, -PLACE:]) if placed else (slots, None)
+    x = what[:, :, None, None].expand(-1, -1, START, START)
+    return position(x, where).contiguous(memory_format=torch.channels_last)
 
 
 def _doublings(size: int) -> int:

@@ -4,6 +4,7 @@ tiny       finds objects on two CPU cores in minutes
 clevr      the paper's text, for plain scenes: a CNN encoder of 64 maps
 clevrtex   the paper's text, for textured scenes: a ResNet encoder of 4 blocks of 100 maps
 released   what the authors' published code does where it differs from their text
+best       ours: slots that know their place, an encoder that sees far, a price on area, a cheaper network
 movi       the paper's text, for pairs of frames: clevr with 8 slots
 movi11     ours, for pairs of frames: 11 slots, a cheaper network, a price on area
 """
@@ -90,12 +91,18 @@ class ModelConfig:
     decoder_style: Literal["relu", "leaky"]
     """relu, or LeakyReLU with a tanh at the end."""
 
+    # Newer than the weights of version 0.1: what is missing from a config.json is as it was then.
+    context: int = 0
+    """How often the encoder halves its maps and brings them back, to see further."""
+    placed: bool = False
+    """The last three numbers of a slot are the place of its mask, which the decoder draws around."""
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value, kind = getattr(self, field.name), _TYPES[field.name]
             if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
                 raise ValueError(f"{field.name} is {value!r}; expected one of {', '.join(typing.get_args(kind))}")
-            if kind is int and not value > 0 and field.name != "decoder_extra":
+            if kind is int and not value > 0 and field.name not in ("decoder_extra", "context"):
                 raise ValueError(f"{field.name} is {value!r}; expected at least 1")
             if typing.get_origin(kind) is tuple:  # JSON knows lists only
                 object.__setattr__(self, field.name, tuple(value))
@@ -139,6 +146,10 @@ class TrainConfig:
     nothing (the paper)."""
     area_from: int
     """The step from which it costs; the price rises over as many steps again."""
+    area_until: int
+    """The step from which it is let go, over as many steps again, to what is left of it; 0 for never."""
+    area_rest: float
+    """What is left of the price then."""
     eval_every: int
     """Steps between evaluations."""
     eval_images: int
@@ -146,6 +157,10 @@ class TrainConfig:
 
     images: int | None = None
     """Learn from the first so many images or frames; all by default, but for presets that say otherwise."""
+    flips: bool = False
+    """Mirror images at random, left to right."""
+    start: str | None = None
+    """Begin with the weights of this run folder, file or name; at random by default."""
     seed: int = 0
     """Of the weights and the order of images."""
     minutes: float | None = None
@@ -250,6 +265,8 @@ PRESETS: dict[str, TrainConfig] = {
         clip=1.0,
         area_price=0.0,
         area_from=0,
+        area_until=0,
+        area_rest=0.0,
         eval_every=200,
         eval_images=96,
         images=1_100,
@@ -267,6 +284,8 @@ PRESETS: dict[str, TrainConfig] = {
         clip=1.0,
         area_price=0.0,
         area_from=0,
+        area_until=0,
+        area_rest=0.0,
         eval_every=1_000,
         eval_images=320,
     ),
@@ -274,6 +293,38 @@ PRESETS: dict[str, TrainConfig] = {
 PRESETS["clevrtex"] = dataclasses.replace(PRESETS["clevr"], model=CLEVRTEX, preset="clevrtex", data="textured")
 PRESETS["released"] = dataclasses.replace(
     PRESETS["clevrtex"], model=RELEASED, preset="released", warmup=0, decay=0.8, decay_steps=20_000, clip=0.0
+)
+
+# Ours for images. Placed slots and context make slots follow objects instead of regions; the price unites the ground
+# and is then let go, for borders to become true.
+BEST = dataclasses.replace(
+    CLEVR,
+    slots=11,
+    encoder_kernels=(5, 3, 3, 3),
+    context=4,
+    placed=True,
+    weight_kernels=(3, 3, 3),
+    reach=8.0,
+    feature_maps=128,
+    decoder="subpixel",
+    decoder_maps=(64, 64, 32),
+    decoder_extra=0,
+)
+PRESETS["best"] = dataclasses.replace(
+    PRESETS["clevr"],
+    model=BEST,
+    preset="best",
+    data="textured",
+    batch=32,
+    steps=16_000,
+    lr=1e-3,
+    warmup=200,
+    decay_steps=3_500,
+    area_price=2e-3,
+    area_from=1_500,
+    area_until=4_000,
+    area_rest=2e-4,
+    eval_every=500,
 )
 
 # Pairs of frames. The paper says 8 slots, fewer than there may be things; 11 are enough for all and the ground.

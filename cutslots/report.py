@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 import cutslots
@@ -125,6 +124,8 @@ def numbers(labels: np.ndarray, truth: np.ndarray | None = None) -> np.ndarray:
     count = int(labels.max()) + 1
     colour = np.arange(1, count + 1)
     if truth is not None:
+        from scipy.optimize import linear_sum_assignment  # slow to import
+
         table = contingency(torch.from_numpy(truth)[None], torch.from_numpy(labels)[None])[0].numpy()
         rows, cols = linear_sum_assignment(table / (table.sum(1, keepdims=True) + table.sum(0) + 1), maximize=True)
         paired = table[rows, cols] > 0

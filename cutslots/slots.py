@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cutslots.networks import PositionCode, checked_size
+from cutslots.networks import EVERYWHERE, PLACE, PositionCode, checked_size, places
 from cutslots.partition import KPartition, SoftmaxPartition, VolumePartition
 
 
@@ -26,7 +26,8 @@ class CutSlots(nn.Module):
     Drops in where Slot Attention stood. `pool="mean"` divides a masked sum by the size of the picture, as printed;
     "weighted" by that of the mask. `streams` > 1 runs several feature MLPs side by side, each followed by a residual
     MLP, and adds their slots. `weight_maps` is the width of the weight network, `feature_maps` and
-    `hidden` are those of the MLPs before and after pooling. Other options are those of `KPartition`.
+    `hidden` are those of the MLPs before and after pooling. `placed` keeps the last three numbers of a slot for where
+    its mask is (the background is everywhere), for a decoder to draw around. Other options are those of `KPartition`.
 
     >>> slots, masks = CutSlots(in_channels=64, slots=11, size=(64, 64))(torch.randn(2, 64, 64, 64))
     >>> slots.shape, masks.shape
@@ -47,16 +48,18 @@ class CutSlots(nn.Module):
         pool: Literal["mean", "weighted"] = "mean",
         streams: int = 1,
         weight_maps: int = 32,
+        placed: bool = False,
         **partition: Any,
     ) -> None:
         super().__init__()
         if pool not in ("mean", "weighted"):
             raise ValueError(f"pool is {pool!r}; expected 'mean' or 'weighted'")
-        self.pool = pool
+        self.pool, self.placed = pool, placed
         self.position = PositionCode(in_channels, size)
         self.partition = self.partition_type(in_channels, slots, size, hidden=weight_maps, **partition)
         self.streams = nn.ModuleList(
-            Stream(in_channels, feature_maps, hidden, slot_dim, residual=streams > 1) for _ in range(streams)
+            Stream(in_channels, feature_maps, hidden, slot_dim - PLACE * placed, residual=streams > 1)
+            for _ in range(streams)
         )
 
     def forward(self, x: Tensor) -> Slots:
@@ -68,7 +71,16 @@ class CutSlots(nn.Module):
         """Slots (B, K, D) of features (B, C, H, W) under masks (B, K, H, W)."""
         pixels, where = x.flatten(2).mT, masks.flatten(2)
         where = where / (where.shape[-1] if self.pool == "mean" else where.sum(-1, keepdim=True) + 1e-6)
-        return torch.stack([stream(pixels, where) for stream in self.streams]).sum(0)
+        slots = torch.stack([stream(pixels, where) for stream in self.streams]).sum(0)
+        return with_places(slots, masks, self.partition.background != "none") if self.placed else slots
+
+
+def with_places(slots: Tensor, masks: Tensor, ground: bool) -> Tensor:
+    """Slots (B, K, D) followed by the places of their masks: (B, K, D + 3). The ground's, the first, is everywhere."""
+    place = places(masks)
+    if ground:
+        place = torch.cat([place.new_tensor(EVERYWHERE).expand_as(place[:, :1]), place[:, 1:]], 1)
+    return torch.cat([slots.to(place.dtype), place], -1)
 
 
 class Stream(nn.Module):
@@ -128,8 +140,11 @@ class SlotAttention(nn.Module):
         iterations: int = 3,
         hidden: int = 128,
         epsilon: float = 1e-8,
+        placed: bool = False,
     ) -> None:
         super().__init__()
+        self.placed = placed
+        slot_dim -= PLACE * placed
         self.size = checked_size(size)
         self.slots, self.iterations, self.epsilon = slots, iterations, epsilon
         self.position = PositionCode(in_channels, size)
@@ -166,7 +181,8 @@ class SlotAttention(nn.Module):
         attention = slots
         for _ in range(self.iterations):
             slots, attention = self._iterate(slots, key, value)
-        return Slots(slots, attention.unflatten(-1, self.size))
+        masks = attention.unflatten(-1, self.size)
+        return Slots(with_places(slots, masks, ground=False) if self.placed else slots, masks)
 
     def _iterate(self, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         query = self.query(self.norm_slots(slots)) * key.shape[-1] ** -0.5

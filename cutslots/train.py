@@ -39,7 +39,7 @@ from cutslots.data import Clips, Frames, Images, hold, open_data, open_films
 from cutslots.devices import make_fabric, settled
 from cutslots.disk import append_line, locked, naming, progress, read_lines, write_atomically
 from cutslots.evaluate import judge, look
-from cutslots.model import Discovery, as_floats, build, channels_last, save
+from cutslots.model import Discovery, as_floats, build, channels_last, load, save
 from cutslots.presets import TrainConfig
 from cutslots.report import Pictures, sheet, write_training
 from cutslots.scenes import FAMILIES
@@ -80,7 +80,7 @@ def train(config: TrainConfig) -> Path:
 def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
     images, judged = training_data(config, fabric), validation_data(config, fabric)
     torch.manual_seed(config.seed)
-    raw = channels_last(build(config.model))
+    raw = channels_last(build(config.model) if config.start is None else _begun(config))
     if config.model.encoder_norm and fabric.world_size > 1:
         if fabric.device.type != "cuda":
             raise ValueError("encoder_norm needs one process or CUDA: elsewhere processes cannot share statistics")
@@ -133,8 +133,14 @@ def rate(config: TrainConfig, step: int) -> float:
 
 
 def price(config: TrainConfig, step: int) -> float:
-    """What a pixel costs that is not the first slot's: nothing at first, for objects to part; then rising linearly."""
-    return config.area_price * min(1.0, max(0.0, (step + 1 - config.area_from) / max(config.area_from, 1)))
+    """What a pixel costs that is not the first slot's: nothing at first, for objects to part; rising linearly, for the
+    ground to become one slot; falling linearly, for borders to become true."""
+
+    def risen(start: int) -> float:
+        return min(1.0, max(0.0, (step + 1 - start) / max(start, 1)))
+
+    fallen = risen(config.area_until) if config.area_until else 0.0
+    return risen(config.area_from) * ((1 - fallen) * config.area_price + fallen * config.area_rest)
 
 
 def resolved(config: TrainConfig) -> TrainConfig:
@@ -158,18 +164,31 @@ def check(config: TrainConfig) -> None:
         raise ValueError(f"seed is {config.seed}; expected a whole number from 0 to 2^32 - 1")
     if config.images is not None and config.images < 1:
         raise ValueError(f"images is {config.images}; expected at least 1")
-    if not config.area_price >= 0 or config.area_from < 0:
-        raise ValueError(f"area_price is {config.area_price}, area_from {config.area_from}; expected zero or more")
-    if config.area_price and config.model.module == "attention":
+    for name in ("area_price", "area_from", "area_until", "area_rest"):
+        if not getattr(config, name) >= 0:
+            raise ValueError(f"{name} is {getattr(config, name)}; expected zero or more")
+    if (config.area_price or config.area_rest) and config.model.module == "attention":
         raise ValueError("area_price is set, but Slot Attention has no slot for the ground; expected 0")
     frames = config.model.frames
     with torch.no_grad():
         clip = torch.zeros(1, frames, 3, config.model.size, config.model.size)
         build(config.model).eval()(clip if frames > 1 else clip[:, 0])
+    if config.start is not None:
+        _begun(config)
     for split in ("train", "val"):
         opened = open_images(config, split, None)
         if frames > 1:
             Clips(opened, frames)
+
+
+def _begun(config: TrainConfig) -> Discovery:
+    """The model that a run begins with, learned elsewhere."""
+    model = load(cast(str, config.start)).train()
+    if model.config != config.model:
+        seen, expected = dataclasses.asdict(model.config), dataclasses.asdict(config.model)
+        odd = next(name for name in seen if seen[name] != expected[name])
+        raise ValueError(f"start is {config.start}, whose {odd} is {seen[odd]}; expected {expected[odd]}, as the run's")
+    return model
 
 
 # ---------------------------------------------------------------------------------------------------------------- data
@@ -231,7 +250,12 @@ class Batches:
         return image
 
     def _make(self, step: int) -> Tensor:
-        return self.images.render(self.numbers(step), self.fabric.device).image
+        image = self.images.render(self.numbers(step), self.fabric.device).image
+        if not self.config.flips:
+            return image
+        draw = np.random.default_rng([self.config.seed, step, self.fabric.global_rank])
+        mirrored = torch.from_numpy(draw.random(len(image)) < 0.5).to(image.device)
+        return torch.where(mirrored.view(-1, *[1] * (image.ndim - 1)), image.flip(-1), image)
 
     def numbers(self, step: int) -> np.ndarray:
         """The images of this process at a step: its share of the next `batch` of an order shuffled every epoch."""
@@ -283,9 +307,10 @@ def _same_run(file: Path, values: dict[str, Any]) -> None:
         before = dict(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
         raise ValueError(f"{file.parent} is not empty and holds no run; choose another --out") from None
+    inner = {"context": 0, "placed": False} | (before.get("model") or {})  # what older runs do not name
+    before = {"area_until": 0, "area_rest": 0.0, "flips": False, "start": None, **before, "model": inner}
     wrong = [k for k in values if k not in NOT_THE_RUN and before.get(k) != values[k]]
     if "model" in wrong:
-        inner = before.get("model") or {}
         wrong += [k for k, v in values["model"].items() if inner.get(k) != v]
         wrong.remove("model")
     if wrong:

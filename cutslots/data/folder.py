@@ -25,17 +25,20 @@ HELD_OUT = 10  # every tenth image is for validation, when a folder is learned f
 
 
 class Folder(Dataset[Sample]):
-    """Split "test" is all of the folder; "val" is every tenth image, in order of names, and "train" the others.
+    """Split "test" is all of the folder; "val" is every tenth image, in order of names, and "train" the others. A
+    folder that holds train/, val/ or test/, each with images/, says itself what they are.
 
     Without `masks` those that are there are not looked at."""
 
     def __init__(
         self, path: Path, split: str = "test", size: int = 128, count: int | None = None, masks: bool = True
     ) -> None:
-        if not (path / "images").is_dir():
-            raise ValueError(f"{path} holds no folder images/; expected images/NAME.png and, for truth, masks/NAME.png")
         if split not in SPLITS:
             raise ValueError(f"split is {split!r}; expected one of {', '.join(SPLITS)}")
+        parted = not (path / "images").is_dir() and any((path / name / "images").is_dir() for name in SPLITS)
+        path = path / split if parted else path
+        if not (path / "images").is_dir():
+            raise ValueError(f"{path} holds no folder images/; expected images/NAME.png and, for truth, masks/NAME.png")
         if count is not None and count < 0:
             raise ValueError(f"count is {count}; expected zero or more")
         found = list_images(path / "images")
@@ -44,6 +47,7 @@ class Folder(Dataset[Sample]):
         chosen = {"test": found, "val": found[::HELD_OUT]}.get(
             split, [p for i, p in enumerate(found) if i % HELD_OUT or len(found) == 1]
         )
+        chosen = found if parted else chosen
         self.path, self.size, self.files = path, size, chosen[:count]
         self.has_masks = masks and (path / "masks").is_dir() and bool(list_images(path / "masks"))
 
