@@ -1,0 +1,289 @@
+"""docs/results.md: tables, curves and pictures from the records of runs (see experiments/table.py)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cutslots.disk import read_lines, write_atomically
+
+Record = dict[str, Any]
+CALLED = {
+    "paper": "cut, the paper's preset",
+    "best": "cut, ours (`best`)",
+    "attention": "Slot Attention in our network",
+    "softmax": "softmax control in our network",
+}
+PUBLISHED = {  # the paper's table: ARI-FG, mIoU, MSE
+    "plain": {"Slot Attention": (95.89, 36.61, 23), "the paper": (95.40, 49.04, 14)},
+    "textured": {"Slot Attention": (62.40, 22.58, 254), "the paper": (80.2, 42.4, 207)},
+    "ood": {"Slot Attention": (58.45, 20.98, 487), "the paper": (72.6, 38.0, 577)},
+    "camo": {"Slot Attention": (57.54, 19.83, 215), "the paper": (75.5, 38.9, 189)},
+}
+REAL = {"plain": "CLEVR", "textured": "CLEVRTEX", "ood": "OOD", "camo": "CAMO"}
+STUDIES = {
+    "base": "base: cut, reach 0.71 px, temperature 0.5, gamma 0.5, mean, background by cuts, signed",
+    "softmax": "no program: softmax of the same network",
+    "attention": "Slot Attention",
+    "reach-2": "reach 2 px",
+    "reach-4": "reach 4 px",
+    "reach-8": "reach 8 px",
+    "temperature-0.2": "temperature 0.2",
+    "temperature-1": "temperature 1",
+    "gamma-0.1": "gamma 0.1",
+    "gamma-2": "gamma 2",
+    "pool-weighted": "mask-weighted mean",
+    "background-none": "no background cut",
+    "relu": "weights through a ReLU",
+    "placed": "placed slots (ours)",
+    "placed-context": "placed slots, encoder with context (ours)",
+    "plain-base": "plain scenes: base",
+    "plain-softmax": "plain scenes: no program",
+}
+
+
+def write_results(runs: Path, docs: Path, names: Iterable[str]) -> None:
+    """Collects what run folders say into docs/results.json, and fills the marked parts of docs/results.md with it."""
+    path = docs / "results.json"
+    records: dict[str, Record] = json.loads(path.read_text()) if path.is_file() else {}
+    records |= {name: record(runs / name) for name in names if (runs / name / "done").is_file()}
+    write_atomically(path, json.dumps(records, indent=1).encode())
+    page = docs / "results.md"
+    text = page.read_text()
+    parts = {"bars": bars, "headline": headline, "studies": studies, "plateau": plateau, "renders": renders}
+    for name, make in parts.items():
+        before, mark, rest = text.partition(f"<!-- {name} -->\n")
+        if not mark:
+            raise ValueError(f"{page} has no place for {name}; expected the line <!-- {name} -->")
+        text = before + mark + make(records) + "".join(rest.partition("<!-- end -->")[1:])
+    write_atomically(page, text.encode())
+    draw_curves(records, docs / "img" / "results-curves.png")
+    draw_pictures(runs, docs / "img")
+    print(f"wrote {path}, {page} and pictures in {docs / 'img'}")
+
+
+def record(folder: Path) -> Record:
+    """What a run folder says."""
+    lines = read_lines(folder / "metrics.jsonl")
+    losses = {line["step"]: line for line in lines if "loss" in line}
+    last = losses[max(losses)]
+    curve = [
+        [line["step"], losses.get(line["step"], last)["seconds"], line["val"]["ari_fg"], line["val"]["miou"]]
+        for line in lines
+        if "ari_fg" in line.get("val", {})
+    ]
+    run = json.loads((folder / "run.json").read_text())
+    speed = float(np.median([line["images_per_second"] for line in losses.values()]))
+    found = {
+        "seed": run["seed"],
+        "steps": last["step"],
+        "batch": run["batch"],
+        "seconds": round(last["seconds"]),
+        "images_per_second": round(speed),
+        "machine": json.loads((folder / "machine.json").read_text()),
+        "curve": curve,
+        "scores": _scores(folder / "evaluation" / "results.json"),
+        "renders": _scores(folder / "renders" / "results.json"),
+    }
+    return found
+
+
+def _scores(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text())["results"] if file.is_file() else {}
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+
+def bars(records: dict[str, Record]) -> str:
+    """Our two models against the paper's figures on the sets that the families stand for."""
+    rows = []
+    for family, published in PUBLISHED.items():
+        name = f"headline/best-{'plain' if family == 'plain' else 'textured'}-0"
+        scores = records.get(name, {}).get("scores", {}).get(family)
+        if scores:
+            fg, iou, _ = published["the paper"]
+            ours = 100 * scores["ari_fg"], 100 * scores["miou"]
+            held = [f"{'held' if value >= bar else 'missed'}" for value, bar in zip(ours, (fg, iou), strict=True)]
+            rows.append([family, *_pair(ours[0], fg, held[0]), *_pair(ours[1], iou, held[1])])
+    return _table("scenes | ARI-FG, ours | the paper | | mIoU, ours | the paper |", rows)
+
+
+def _pair(ours: float, bar: float, held: str) -> list[str]:
+    return [f"{ours:.1f}", f"{bar:.1f}", held]
+
+
+def headline(records: dict[str, Record]) -> str:
+    heads = "scenes | slots | masks | ARI-FG | ARI | mIoU | mIoU, objects | mIoU, true masks | MSE | steps | images/s"
+    rows: list[list[str]] = []
+    for family, published in PUBLISHED.items():
+        learned = "plain" if family == "plain" else "textured"
+        for method, called in CALLED.items():
+            run = records.get(f"headline/{method}-{learned}-0", {})
+            scores = run.get("scores", {}).get(family)
+            for kind, prefix in (("decoder", ""), ("partition", "partition_")) if scores else ():
+                names = ("ari_fg", "ari", "miou", "miou_fg", "miou_gt")
+                values = [f"{100 * scores[prefix + name]:.1f}" for name in names]
+                first = kind == "decoder"
+                more = (
+                    [f"{scores['mse']:.0f}", f"{run['steps']:,}", f"{run['images_per_second']:,}"]
+                    if first
+                    else [""] * 3
+                )
+                rows.append([family if first else "", called if first else "", kind, *values, *more])
+        for model, (fg, iou, mse) in published.items():
+            rows.append(
+                [
+                    "",
+                    f"{model}, published, {REAL[family]}",
+                    "",
+                    f"{fg:.1f}",
+                    "",
+                    f"{iou:.1f}",
+                    *["", ""],
+                    f"{mse}",
+                    "",
+                    "",
+                ]
+            )
+    return _facts(records, "headline/") + "\n" + _table(heads, rows)
+
+
+def _facts(records: dict[str, Record], start: str) -> str:
+    """Seed, time, device and date of the runs whose names begin so."""
+    chosen = [run for name, run in records.items() if name.startswith(start)]
+    if not chosen:
+        return ""
+    seeds = ", ".join(sorted({str(run["seed"]) for run in chosen}))
+    devices = ", ".join(sorted({f"{run['machine']['device']}, torch {run['machine']['torch']}" for run in chosen}))
+    dates = ", ".join(sorted({run["machine"]["date"] for run in chosen}))
+    minutes = [run["seconds"] / 60 for run in chosen]
+    each = f"{min(minutes):.1f} to {max(minutes):.1f} minutes each"
+    return f"{len(chosen)} runs, seeds {seeds}, {each}, {devices}, {dates}.\n"
+
+
+def reached(run: Record, bar: float = 0.5) -> int | None:
+    """The first step at which a validation saw an ARI-FG of that much."""
+    return next((step for step, _, ari_fg, _ in run["curve"] if ari_fg >= bar), None)
+
+
+def studies(records: dict[str, Record]) -> str:
+    from scipy.stats import ttest_ind
+
+    rows = []
+    for name, called in STUDIES.items():
+        runs = [records[key] for seed in range(9) if (key := f"studies/{name}-{seed}") in records]
+        base = "plain-base" if name.startswith("plain") else "base"
+        bases = [records[key] for seed in range(9) if (key := f"studies/{base}-{seed}") in records]
+        if not runs:
+            continue
+        family = "plain:3-6" if name.startswith("plain") else "textured:3-6"
+        cells = [called, str(len(runs))]
+        for data, score in ((family, "ari_fg"), (family, "miou"), ("camo:3-6", "ari_fg")):
+            values = [100 * run["scores"][data][score] for run in runs if data in run["scores"]]
+            cells.append(spread(values))
+        steps = [reached(run) for run in runs]
+        known = [step for step in steps if step is not None]
+        cells.append(spread(known, 0) + ("" if len(known) == len(steps) else f" ({len(steps) - len(known)} never)"))
+        verdict = ""
+        if name != base and len(runs) > 1 and len(bases) > 1:
+            ours, theirs = ([100 * run["scores"][family]["ari_fg"] for run in some] for some in (runs, bases))
+            test = ttest_ind(ours, theirs, equal_var=False)
+            gain = float(np.mean(ours) - np.mean(theirs))
+            clear = test.pvalue < 0.05
+            verdict = f"{gain:+.1f}, " + (("better" if gain > 0 else "worse") if clear else "no clear difference")
+        rows.append([*cells, verdict])
+    heads = "what is changed | seeds | ARI-FG | mIoU | ARI-FG, camo | steps to ARI-FG 50 | ARI-FG against the base"
+    return _facts(records, "studies/") + "\n" + _table(heads, rows)
+
+
+def spread(values: list[Any], digits: int = 1) -> str:
+    """Mean and standard deviation."""
+    if not values:
+        return ""
+    deviation = np.std(values, ddof=1) if len(values) > 1 else math.nan
+    return f"{np.mean(values):,.{digits}f} ± {deviation:,.{digits}f}"
+
+
+def plateau(records: dict[str, Record]) -> str:
+    rows = []
+    for method in ("best", "attention", "softmax", "paper"):
+        for seed in range(9):
+            run = records.get(f"{'plateau' if seed else 'headline'}/{method}-textured-{seed}")
+            if run:
+                at = {step: ari_fg for step, _, ari_fg, _ in run["curve"]}
+                marks = [f"{100 * at[step]:.1f}" if step in at else "" for step in range(500, 3001, 500)]
+                rows.append([CALLED[method], str(seed), str(run["batch"]), *marks, str(reached(run) or "never")])
+    heads = "slots | seed | batch | 500 | 1,000 | 1,500 | 2,000 | 2,500 | 3,000 | first past 50"
+    return _table(heads, rows)
+
+
+def renders(records: dict[str, Record]) -> str:
+    rows = []
+    called = {
+        "renders/best-0": "rendered scenes alone, mirrored at random",
+        "headline/best-textured-0": "built-in scenes alone",
+    }
+    for name, learned in called.items():
+        for scores in records.get(name, {}).get("renders", {}).values():
+            values = [f"{100 * scores[key]:.1f}" for key in ("ari_fg", "ari", "miou", "miou_fg", "miou_gt")]
+            rows.append(
+                [learned, *values, f"{scores['mse']:.0f}", f"{records[name]['steps']:,}", str(scores["images"])]
+            )
+    heads = "`best`, learned from | ARI-FG | ARI | mIoU | mIoU, objects | mIoU, true masks | MSE | steps | judged on"
+    return _table(heads, rows)
+
+
+def _table(heads: str, rows: list[list[str]]) -> str:
+    lines = [f"| {heads} |", "|" + "---|" * (heads.count("|") + 1)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+# ------------------------------------------------------------------------------------------------------------ pictures
+
+
+def draw_curves(records: dict[str, Record], file: Path) -> None:
+    """ARI-FG on validation images over time, for the runs of the headline."""
+    import io
+
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.4), sharey=True, layout="constrained")
+    for axis, family in zip(axes, ("plain", "textured"), strict=True):
+        for method, called in CALLED.items():
+            run = records.get(f"headline/{method}-{family}-0")
+            if run:
+                minutes = [seconds / 60 for _, seconds, _, _ in run["curve"]]
+                axis.plot(minutes, [100 * ari_fg for _, _, ari_fg, _ in run["curve"]], label=called)
+        axis.set(title=family, xlabel="minutes", ylim=(0, 100))
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("ARI-FG, validation")
+    axes[1].legend(fontsize=8, loc="lower right")
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=110)
+    plt.close(figure)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, data.getvalue())
+
+
+def draw_pictures(runs: Path, folder: Path) -> None:
+    """What our two models see in unseen scenes, if their weights are here."""
+    from cutslots.data import open_data
+    from cutslots.devices import make_fabric
+    from cutslots.evaluate import look
+    from cutslots.model import load
+    from cutslots.report import sheet
+    from cutslots.scenes.files import png
+
+    fabric = make_fabric("auto", 1, 1, "32-true")
+    for family in PUBLISHED:
+        run = runs / f"headline/best-{'plain' if family == 'plain' else 'textured'}-0"
+        if (run / "model.safetensors").is_file():
+            model = load(run, fabric.device)
+            data: Any = open_data(family, "test", model.config.size, 5)
+            write_atomically(folder / f"results-{family}.png", png(sheet(look(model, data, 5, fabric))))
