@@ -304,7 +304,6 @@ BEST = dataclasses.replace(
     context=4,
     placed=True,
     weight_kernels=(3, 3, 3),
-    reach=8.0,
     feature_maps=128,
     decoder="subpixel",
     decoder_maps=(64, 64, 32),

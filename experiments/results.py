@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,10 @@ STUDIES = {
     "relu": "weights through a ReLU",
     "placed": "placed slots (ours)",
     "placed-context": "placed slots, encoder with context (ours)",
+    "decoder-transposed": "the paper's decoder: transposed, 64 maps, one more layer",
+    "features-64": "64 feature maps before pooling, as the paper; the base has 128",
+    "rate-4e-4": "learning rate 4e-4, as the paper; the base has 8e-4",
+    "batch-64": "batch 64, as the paper; the base has 32",
     "plain-base": "plain scenes: base",
     "plain-softmax": "plain scenes: no program",
 }
@@ -136,7 +139,7 @@ def headline(records: dict[str, Record]) -> str:
                     else [""] * 3
                 )
                 rows.append([family if first else "", called if first else "", kind, *values, *more])
-        for model, (fg, iou, mse) in published.items():
+        for model, (fg, iou, mse) in published.items() if rows else ():
             rows.append(
                 [
                     "",
@@ -151,20 +154,20 @@ def headline(records: dict[str, Record]) -> str:
                     "",
                 ]
             )
-    return _facts(records, "headline/") + "\n" + _table(heads, rows)
+    return _facts(records, "headline/") + _table(heads, rows)
 
 
 def _facts(records: dict[str, Record], start: str) -> str:
     """Seed, time, device and date of the runs whose names begin so."""
     chosen = [run for name, run in records.items() if name.startswith(start)]
     if not chosen:
-        return ""
+        return "\n"
     seeds = ", ".join(sorted({str(run["seed"]) for run in chosen}))
     devices = ", ".join(sorted({f"{run['machine']['device']}, torch {run['machine']['torch']}" for run in chosen}))
     dates = ", ".join(sorted({run["machine"]["date"] for run in chosen}))
     minutes = [run["seconds"] / 60 for run in chosen]
     each = f"{min(minutes):.1f} to {max(minutes):.1f} minutes each"
-    return f"{len(chosen)} runs, seeds {seeds}, {each}, {devices}, {dates}.\n"
+    return f"{len(chosen)} runs, seeds {seeds}, {each}, {devices}, {dates}.\n\n"
 
 
 def reached(run: Record, bar: float = 0.5) -> int | None:
@@ -199,15 +202,15 @@ def studies(records: dict[str, Record]) -> str:
             verdict = f"{gain:+.1f}, " + (("better" if gain > 0 else "worse") if clear else "no clear difference")
         rows.append([*cells, verdict])
     heads = "what is changed | seeds | ARI-FG | mIoU | ARI-FG, camo | steps to ARI-FG 50 | ARI-FG against the base"
-    return _facts(records, "studies/") + "\n" + _table(heads, rows)
+    return _facts(records, "studies/") + _table(heads, rows)
 
 
 def spread(values: list[Any], digits: int = 1) -> str:
     """Mean and standard deviation."""
     if not values:
         return ""
-    deviation = np.std(values, ddof=1) if len(values) > 1 else math.nan
-    return f"{np.mean(values):,.{digits}f} ± {deviation:,.{digits}f}"
+    mean = f"{np.mean(values):,.{digits}f}"
+    return f"{mean} ± {np.std(values, ddof=1):,.{digits}f}" if len(values) > 1 else mean
 
 
 def plateau(records: dict[str, Record]) -> str:
@@ -240,6 +243,8 @@ def renders(records: dict[str, Record]) -> str:
 
 
 def _table(heads: str, rows: list[list[str]]) -> str:
+    if not rows:
+        return "These runs were not made yet.\n"
     lines = [f"| {heads} |", "|" + "---|" * (heads.count("|") + 1)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
 
@@ -253,6 +258,8 @@ def draw_curves(records: dict[str, Record], file: Path) -> None:
 
     import matplotlib.pyplot as plt
 
+    if not any(name.startswith("headline/") for name in records):
+        return
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.4), sharey=True, layout="constrained")
     for axis, family in zip(axes, ("plain", "textured"), strict=True):
         for method, called in CALLED.items():

@@ -146,8 +146,12 @@ def studies() -> dict[str, TrainConfig]:
         "relu": {"signed": False},
         "placed": {"placed": True},
         "placed-context": {"placed": True, "context": 3},
+        "decoder-transposed": {"decoder": "transposed", "decoder_maps": (64,), "decoder_extra": 1},
+        "features-64": {"feature_maps": 64},
     }
     found = {name: replace(base, model=replace(base.model, **change)) for name, change in changed.items()}
+    found["rate-4e-4"] = replace(base, lr=4e-4)
+    found["batch-64"] = replace(base, batch=64)
     for name in ("base", "softmax"):
         found[f"plain-{name}"] = replace(plain, model=replace(plain.model, **changed[name]))
     return found
