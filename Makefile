@@ -1,13 +1,14 @@
 # make demo   trains a small model to find objects, judges it, and prints where the page of pictures is
 # make test   formatting, lint, types and all tests
 # make bench  every solver and slot module we know, side by side (see benchmarks/)
+# make wheel  the packages, built, installed where nothing else is, and tried there
 #
 # Each sets up .venv first. With a Python that is not called python3: make PYTHON=python3.12 test
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test bench format clean
+.PHONY: demo test bench format wheel clean
 
 # Another seed: make demo SEED=1
 SEED ?= 0
@@ -31,6 +32,16 @@ bench: .venv/dev
 format: .venv/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+wheel:
+	rm -rf out/dist out/installed out/smoke
+	$(PYTHON) -m venv out/installed
+	out/installed/bin/pip install -q --disable-pip-version-check build
+	out/installed/bin/python -m build -q --outdir out/dist .
+	out/installed/bin/pip install -q --disable-pip-version-check -c constraints.txt out/dist/*.whl
+	mkdir -p out/smoke
+	cd out/smoke && ../installed/bin/python -P ../../.ci/smoke.py .
+	@ls out/dist/*
 
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 14) else \
