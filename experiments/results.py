@@ -55,7 +55,8 @@ def write_results(runs: Path, docs: Path, names: Iterable[str]) -> None:
     path = docs / "results.json"
     records: dict[str, Record] = json.loads(path.read_text()) if path.is_file() else {}
     records |= {name: record(runs / name) for name in names if (runs / name / "done").is_file()}
-    write_atomically(path, json.dumps(records, indent=1).encode())
+    rows = (f"{json.dumps(name)}: {json.dumps(records[name])}" for name in sorted(records))  # a line for each run
+    write_atomically(path, ("{\n" + ",\n".join(rows) + "\n}\n").encode())
     page = docs / "results.md"
     text = page.read_text()
     parts = {"bars": bars, "headline": headline, "studies": studies, "plateau": plateau, "renders": renders}
