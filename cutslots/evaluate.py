@@ -1,4 +1,5 @@
-"""How well a model finds objects: scores for every image of a dataset, of the decoder's masks and of the partition's.
+"""How well a model finds objects: scores for every image of a dataset, of the decoder's masks, of those read from them
+with slots joined, and of the partition's.
 
 Processes take batches in turn and the scores are put in order before any mean is taken, so that any number of
 processes gives the same numbers.
@@ -21,6 +22,7 @@ from cutslots import metrics
 from cutslots.data import Frames, Images, Sample, open_data, open_films
 from cutslots.disk import progress, write_atomically
 from cutslots.model import Discovery, Found, PairDiscovery, VolumeDiscovery, as_floats, load, weights_file
+from cutslots.reading import read, read_film
 from cutslots.report import FilmPictures, Pictures, paper_rows, table_text, write_evaluation
 from cutslots.track import Join, follow
 
@@ -33,15 +35,17 @@ SHOWN_FILMS = 3
 APART = (5, 20)  # the frames that the paper matches across a film
 
 
-def labels(found: Found, ground: float = 1.0) -> dict[str, Tensor]:
-    """The slot of every pixel, (B, S, S): by the decoder's masks and by the partition's, brought to the same size.
+def labels(found: Found, ground: float = 1.0, image: Tensor | None = None) -> dict[str, Tensor]:
+    """The slot of every pixel, (B, S, S): by the decoder's masks, by the partition's, brought to the same size, and, of
+    an `image`, by masks that are read from the decoder's (see cutslots.reading).
 
     `ground` weighs the first slot's masks before the largest is taken: below 1 it undoes what a price on area has done
     to the borders of objects."""
     weight = torch.ones(found.masks.shape[1], 1, 1, device=found.masks.device)
     weight[0] = ground
     partition = F.interpolate(found.partition.float(), found.masks.shape[-2:], mode="bilinear", align_corners=False)
-    return {"decoder": (weight * found.masks).argmax(1), "partition": (weight * partition).argmax(1)}
+    found_by = {"decoder": (weight * found.masks).argmax(1), "partition": (weight * partition).argmax(1)}
+    return found_by if image is None else found_by | {"joined": read(found, image).argmax(1)}
 
 
 @torch.no_grad()
@@ -83,22 +87,24 @@ def _columns(sample: Sample, found: Found, truth: bool, ground: float) -> dict[s
     columns: dict[str, Tensor] = {}
     if truth:
         columns["objects"] = torch.tensor([int((mask.unique() > 0).sum()) for mask in sample.mask])
-    for kind, label in labels(found, ground).items() if truth else ():
+    for kind, label in labels(found, ground, sample.image).items() if truth else ():
         prefix = "" if kind == "decoder" else f"{kind}_"
         columns |= {prefix + name: value for name, value in metrics.score(sample.mask, label).items()}
     columns["mse"] = metrics.squared_error(as_floats(sample.image), found.reconstruction)
     return columns
 
 
-def film_labels(found: list[Found], ground: float = 1.0) -> dict[str, Tensor]:
-    """The track of every pixel, (B, T, S, S), by the decoder's masks and by the partition's."""
+def film_labels(found: list[Found], image: Tensor, ground: float = 1.0) -> dict[str, Tensor]:
+    """The track of every pixel of films, (B, T, S, S), by the same masks."""
     frames = [labels(each, ground) for each in found]
+    for frame, masks in zip(frames, read_film(found, image), strict=True):
+        frame["joined"] = masks.argmax(1)
     return {kind: torch.stack([frame[kind] for frame in frames], 1) for kind in frames[0]}
 
 
 def _film_columns(sample: Sample, found: list[Found], ground: float) -> dict[str, Tensor]:
     columns = {"objects": torch.tensor([int((mask.unique() > 0).sum()) for mask in sample.mask])}
-    for kind, label in film_labels(found, ground).items():
+    for kind, label in film_labels(found, sample.image, ground).items():
         prefix = "" if kind == "decoder" else f"{kind}_"
         columns |= {prefix + name: value for name, value in metrics.score_films(sample.mask, label).items()}
     errors = [metrics.squared_error(as_floats(sample.image[:, t]), each.reconstruction) for t, each in enumerate(found)]
@@ -174,7 +180,7 @@ def look(model: Discovery, data: Images, count: int, fabric: Fabric) -> Pictures
     with fabric.autocast():
         found = model(sample.image)
     model.train(was_training)
-    return Pictures.of(sample, found, labels(found))
+    return Pictures.of(sample, found, labels(found, image=sample.image))
 
 
 @torch.no_grad()
@@ -188,7 +194,7 @@ def watch(
     torch.manual_seed(0)
     with fabric.autocast():
         found = follow(model, sample.image, join)
-        films, label = [], film_labels(found)
+        films, label = [], film_labels(found, sample.image)
         for b in range(len(sample.image)):
             frames = Found(*(torch.stack([part[b] for part in parts]) for parts in zip(*found, strict=True)))
             one = {kind: value[b] for kind, value in label.items()}

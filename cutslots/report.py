@@ -64,6 +64,7 @@ class Pictures(NamedTuple):
     decoder: np.ndarray  # (B, S, S) the slot of each pixel, by the decoder's masks
     partition: np.ndarray  # (B, S, S) the same by the partition's
     slots: np.ndarray  # (B, K, S, S, 3): each slot's picture where its mask is, white elsewhere
+    joined: np.ndarray  # (B, S, S) the same as read, with slots joined
     together: bool = False  # whether a label means the same in all of them: then it has one colour
 
     @classmethod
@@ -77,17 +78,19 @@ class Pictures(NamedTuple):
             labels["decoder"].cpu().numpy().astype(np.uint8),
             labels["partition"].cpu().numpy().astype(np.uint8),
             as_bytes(slots),
+            labels.get("joined", labels["decoder"]).cpu().numpy().astype(np.uint8),
             together,
         )
 
     def columns(self, i: int) -> dict[str, np.ndarray]:
         """The pictures of one image by their captions, in the paper's order."""
         seen = self.truth[i].any()
-        colours = [self.colours(labels, i) for labels in (self.decoder, self.partition)]
+        colours = [self.colours(labels, i) for labels in (self.decoder, self.partition, self.joined)]
         shown = {"image": self.image[i], "redrawn": self.reconstruction[i]}
         if seen:
             shown["true objects"] = blend(self.image[i], PALETTE[self.truth[i]])
         shown["found objects"] = blend(self.image[i], colours[0])
+        shown["joined"] = blend(self.image[i], colours[2])
         shown["its partition"] = blend(self.image[i], colours[1])
         return shown | {f"slot {k + 1}": slot for k, slot in enumerate(self.slots[i])}
 
@@ -168,8 +171,10 @@ def paper_rows(results: dict[str, Any]) -> list[tuple[str, str, dict[str, float]
 def our_rows(results: dict[str, Any]) -> list[tuple[str, str, dict[str, float]]]:
     rows = []
     for name, means in results.items():
-        for kind, prefix in (("decoder masks", ""), ("partition masks", "partition_")):
+        for kind, prefix in (("decoder masks", ""), ("joined masks", "joined_"), ("partition masks", "partition_")):
             scores = {s: (1 if s in NOT_PER_CENT else 100) * means[prefix + s] for s in SCORES if prefix + s in means}
+            if not scores:
+                continue
             what = "films" if "switches" in means else "images"
             rows.append((f"{name} ({means['images']} {what})", kind, scores))
     return rows

@@ -11,12 +11,13 @@ from cutslots import metrics
 from cutslots.devices import make_fabric
 from cutslots.evaluate import BATCH, evaluate, judge, look
 from cutslots.model import Discovery, as_floats, load, save
+from cutslots.reading import read
 from cutslots.scenes import Scenes
 from cutslots.scenes.files import generate
 from tests.small_runs import sentence, small, two
 
 COUNT = 3 * BATCH + 4
-SCORES = [prefix + name for prefix in ("", "partition_") for name in metrics.NAMES]
+SCORES = [prefix + name for prefix in ("", "joined_", "partition_") for name in metrics.NAMES]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,8 @@ def test_the_table_by_hand(plain, weights):
         with torch.no_grad():
             found = model(image)
         larger = torch.nn.Upsample(scale_factor=2, mode="bilinear")(found.partition)
-        for prefix, labels in (("", found.masks.argmax(1)), ("partition_", larger.argmax(1))):
+        every = {"": found.masks, "partition_": larger, "joined_": read(found, image)}
+        for prefix, labels in ((prefix, masks.argmax(1)) for prefix, masks in every.items()):
             for name, values in metrics.score(mask, labels).items():
                 assert [float(rows[i][prefix + name]) for i in chosen] == values.tolist(), name
         mse = (as_floats(image) - found.reconstruction).double().square().sum((1, 2, 3))

@@ -27,6 +27,7 @@ from cutslots.metrics import NAMES, score, score_films
 from cutslots.model import Discovery, PairDiscovery, VolumeDiscovery, as_floats, build, load, save
 from cutslots.partition import VolumePartition
 from cutslots.presets import PRESETS, ModelConfig
+from cutslots.reading import read_film
 from cutslots.report import SCORES, FilmPictures, Pictures, films_html, player_html
 from cutslots.scenes import Scenes
 from cutslots.scenes.dataset import LENGTH, whole_numbers
@@ -755,7 +756,7 @@ def test_the_table_of_films_by_hand(kind, join, judged, runs):
     found = follow(load(runs(kind)), image, join)
     scores = {
         prefix + name: value
-        for prefix, labels in zip(("", "partition_"), film_labels(found).values(), strict=True)
+        for prefix, labels in zip(("", "partition_", "joined_"), film_labels(found, image).values(), strict=True)
         for name, value in score_films(mask, labels).items()
     }
     redrawn = torch.stack([each.reconstruction for each in found], 1)
@@ -771,11 +772,12 @@ def test_the_table_of_films_by_hand(kind, join, judged, runs):
 def test_labels_of_films_are_those_of_their_frames():
     model, image = tiny_model("images"), torch.randint(0, 256, (2, 3, 3, 16, 16), dtype=torch.uint8)
     found = follow(model, image)
-    labels = film_labels(found)
+    labels = film_labels(found, image)
     for t in range(3):
         assert torch.equal(labels["decoder"][:, t], found[t].masks.argmax(1))
         larger = torch.nn.Upsample(scale_factor=2, mode="bilinear")(found[t].partition)
         assert torch.equal(labels["partition"][:, t], larger.argmax(1))
+        assert torch.equal(labels["joined"][:, t], read_film(found, image)[t].argmax(1))
 
 
 def words(run, out, *more):
@@ -837,12 +839,13 @@ def test_the_model_is_left_as_it_was(runs):
 def film_pictures(rng, length=6, side=12, slots=3):
     colours = lambda *shape: rng.integers(0, 256, (*shape, side, side, 3), dtype=np.uint8)
     labels = lambda top: rng.integers(0, top, (length, side, side), dtype=np.uint8)
+    found = [labels(slots) for _ in range(3)]
     return Pictures(
-        colours(length), labels(4), colours(length), labels(slots), labels(slots), colours(length, slots), together=True
+        colours(length), labels(4), colours(length), *found[:2], colours(length, slots), found[2], together=True
     )
 
 
-SHOWN = ["image", "redrawn", "true objects", "found objects", "its partition"]
+SHOWN = ["image", "redrawn", "true objects", "found objects", "joined", "its partition"]
 
 
 def picture(attrs):
@@ -902,7 +905,7 @@ def test_films_and_a_pair_on_the_page(rng):
         for row in ("image", "redrawn", "slot 1", "slot 2", "slot 3"):
             assert len(page.all("img", alt=row)) == 6 + (2 if page is both else 0), "all frames of a short film"
     assert "Frames 5 and 20" not in alone.text and "Frames 5 and 20, matched" in both.text
-    assert len(both.all("img")) == len(alone.all("img")) + 2 * 8
+    assert len(both.all("img")) == len(alone.all("img")) + 2 * 9
 
 
 def test_some_frames_of_a_film(rng):

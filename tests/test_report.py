@@ -75,7 +75,7 @@ def pictures(rng):
     labels = lambda top: rng.integers(0, top, (2, SIDE, SIDE), dtype=np.uint8)
     truth = labels(4)
     truth[1] = 0  # of the second image there is no truth
-    return Pictures(colours(2), truth, colours(2), labels(SLOTS), labels(SLOTS), colours(2, SLOTS))
+    return Pictures(colours(2), truth, colours(2), labels(SLOTS), labels(SLOTS), colours(2, SLOTS), labels(SLOTS))
 
 
 @pytest.fixture
@@ -145,11 +145,11 @@ def test_paint_without_truth_numbers_labels_from_one():
 def test_columns_and_sheet(pictures):
     with_truth, without = pictures.columns(0), pictures.columns(1)
     slots = ["slot 1", "slot 2", "slot 3"]
-    assert list(with_truth) == ["image", "redrawn", "true objects", "found objects", "its partition", *slots]
-    assert list(without) == ["image", "redrawn", "found objects", "its partition", *slots]
+    assert list(with_truth) == ["image", "redrawn", "true objects", "found objects", "joined", "its partition", *slots]
+    assert list(without) == ["image", "redrawn", "found objects", "joined", "its partition", *slots]
     assert np.array_equal(with_truth["true objects"], blend(pictures.image[0], PALETTE[pictures.truth[0]]))
     page = np.asarray(sheet(pictures, gap=2))
-    assert page.shape == (2 * SIDE + 2, 8 * SIDE + 7 * 2, 3)
+    assert page.shape == (2 * SIDE + 2, 9 * SIDE + 8 * 2, 3)
     assert np.array_equal(page[:SIDE, :SIDE], pictures.image[0])
     assert np.array_equal(page[-SIDE:, :SIDE], pictures.image[1])
     assert (page[SIDE : SIDE + 2] == 205).all()
@@ -211,7 +211,7 @@ def test_training_page(tmp_path, pictures, run):
     write_training(path, f"tiny on {NASTY}", run, {"steps": "60", NASTY: NASTY}, {"plain": means(20)}, pictures, NASTY)
     page = Page(path)
     assert_needs_nothing_else(page, path)
-    assert page.tags.count("svg") == 1 and len(page.pictures) == 8 + 7 + 6
+    assert page.tags.count("svg") == 1 and len(page.pictures) == 9 + 8 + 6
     assert page.text.count(NASTY) >= 4
     assert f'{{"data": {json.dumps("</pre>" + NASTY)}}}' in page.text, "the configuration, as it was written"
 
