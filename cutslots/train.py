@@ -39,13 +39,14 @@ from cutslots.data import Clips, Frames, Images, hold, open_data, open_films
 from cutslots.devices import make_fabric, settled
 from cutslots.disk import append_line, locked, naming, progress, read_lines, write_atomically
 from cutslots.evaluate import judge, look
-from cutslots.model import Discovery, as_floats, build, channels_last, load, save
+from cutslots.model import Discovery, as_floats, build, channels_last, load, save, weights_file
 from cutslots.presets import TrainConfig
 from cutslots.report import Pictures, sheet, write_training
 from cutslots.scenes import FAMILIES
 from cutslots.scenes.files import png
 
 LOG_EVERY = 20  # steps between lines of metrics.jsonl; the loss is looked at no sooner, for the device not to wait
+MOST_IMAGES = 65_536  # a step
 # What may differ when a run is gone on with.
 NOT_THE_RUN = {"out", "overwrite", "cache", "steps", "minutes", "save_minutes"}
 NOT_THE_RUN |= {"accelerator", "devices", "nodes", "compile"}
@@ -66,6 +67,10 @@ def train(config: TrainConfig) -> Path:
     check(config)
     config = resolved(config)
     folder = cast(Path, config.out)
+    if config.start is not None and not _is_begun(folder, config):
+        if weights_file(config.start).parent.resolve() == folder.resolve():
+            raise ValueError(f"start is {config.start}, in the run folder itself; expected weights that lie elsewhere")
+        _started(config)  # what may be wrong with it, before anything is written
     rank: int = rank_zero_only.rank  # type: ignore[attr-defined]
     other = rank > 0 or int(os.environ.get("NODE_RANK", 0)) > 0
     with contextlib.nullcontext() if other else open_run(folder, config):
@@ -80,7 +85,8 @@ def train(config: TrainConfig) -> Path:
 def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
     images, judged = training_data(config, fabric), validation_data(config, fabric)
     torch.manual_seed(config.seed)
-    raw = channels_last(build(config.model) if config.start is None else _begun(config))
+    fresh = config.start is None or (folder / "state.pt").exists()
+    raw = channels_last(build(config.model) if fresh else _started(config))
     if config.model.encoder_norm and fabric.world_size > 1:
         if fabric.device.type != "cuda":
             raise ValueError("encoder_norm needs one process or CUDA: elsewhere processes cannot share statistics")
@@ -133,14 +139,8 @@ def rate(config: TrainConfig, step: int) -> float:
 
 
 def price(config: TrainConfig, step: int) -> float:
-    """What a pixel costs that is not the first slot's: nothing at first, for objects to part; rising linearly, for the
-    ground to become one slot; falling linearly, for borders to become true."""
-
-    def risen(start: int) -> float:
-        return min(1.0, max(0.0, (step + 1 - start) / max(start, 1)))
-
-    fallen = risen(config.area_until) if config.area_until else 0.0
-    return risen(config.area_from) * ((1 - fallen) * config.area_price + fallen * config.area_rest)
+    """What a pixel costs that is not the first slot's: nothing at first, for objects to part; then rising linearly."""
+    return config.area_price * min(1.0, max(0.0, (step + 1 - config.area_from) / max(config.area_from, 1)))
 
 
 def resolved(config: TrainConfig) -> TrainConfig:
@@ -156,6 +156,8 @@ def check(config: TrainConfig) -> None:
     for name in ("batch", "steps", "lr", "decay", "decay_steps", "eval_every", "eval_images"):
         if not getattr(config, name) > 0:
             raise ValueError(f"{name} is {getattr(config, name)}; expected a positive number")
+    if config.batch > MOST_IMAGES:
+        raise ValueError(f"batch is {config.batch}; expected at most {MOST_IMAGES:,}")
     if not math.isfinite(config.lr):
         raise ValueError(f"lr is {config.lr}; expected a finite number")
     if not config.clip >= 0:
@@ -164,24 +166,26 @@ def check(config: TrainConfig) -> None:
         raise ValueError(f"seed is {config.seed}; expected a whole number from 0 to 2^32 - 1")
     if config.images is not None and config.images < 1:
         raise ValueError(f"images is {config.images}; expected at least 1")
-    for name in ("area_price", "area_from", "area_until", "area_rest"):
+    for name in ("area_price", "area_from"):
         if not getattr(config, name) >= 0:
             raise ValueError(f"{name} is {getattr(config, name)}; expected zero or more")
-    if (config.area_price or config.area_rest) and config.model.module == "attention":
+    if config.area_price and config.model.module == "attention":
         raise ValueError("area_price is set, but Slot Attention has no slot for the ground; expected 0")
     frames = config.model.frames
     with torch.no_grad():
         clip = torch.zeros(1, frames, 3, config.model.size, config.model.size)
         build(config.model).eval()(clip if frames > 1 else clip[:, 0])
-    if config.start is not None:
-        _begun(config)
     for split in ("train", "val"):
         opened = open_images(config, split, None)
         if frames > 1:
             Clips(opened, frames)
 
 
-def _begun(config: TrainConfig) -> Discovery:
+def _is_begun(folder: Path, config: TrainConfig) -> bool:
+    return (folder / "state.pt").exists() and not config.overwrite
+
+
+def _started(config: TrainConfig) -> Discovery:
     """The model that a run begins with, learned elsewhere."""
     model = load(cast(str, config.start)).train()
     if model.config != config.model:
@@ -253,8 +257,9 @@ class Batches:
         image = self.images.render(self.numbers(step), self.fabric.device).image
         if not self.config.flips:
             return image
-        draw = np.random.default_rng([self.config.seed, step, self.fabric.global_rank])
-        mirrored = torch.from_numpy(draw.random(len(image)) < 0.5).to(image.device)
+        draws = np.random.default_rng([self.config.seed, step, 1]).random(self.config.batch)
+        first = self.fabric.global_rank * len(image)
+        mirrored = torch.from_numpy(draws[first : first + len(image)] < 0.5).to(image.device)
         return torch.where(mirrored.view(-1, *[1] * (image.ndim - 1)), image.flip(-1), image)
 
     def numbers(self, step: int) -> np.ndarray:
@@ -308,7 +313,7 @@ def _same_run(file: Path, values: dict[str, Any]) -> None:
     except (OSError, ValueError, TypeError):
         raise ValueError(f"{file.parent} is not empty and holds no run; choose another --out") from None
     inner = {"context": 0, "placed": False} | (before.get("model") or {})  # what older runs do not name
-    before = {"area_until": 0, "area_rest": 0.0, "flips": False, "start": None, **before, "model": inner}
+    before = {"flips": False, "start": None, **before, "model": inner}
     wrong = [k for k in values if k not in NOT_THE_RUN and before.get(k) != values[k]]
     if "model" in wrong:
         wrong += [k for k, v in values["model"].items() if inner.get(k) != v]

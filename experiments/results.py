@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cutslots.disk import read_lines, write_atomically
+from cutslots.report import PAPER
 
 Record = dict[str, Any]
 CALLED = {
@@ -18,13 +19,9 @@ CALLED = {
     "attention": "Slot Attention in our network",
     "softmax": "softmax control in our network",
 }
-PUBLISHED = {  # the paper's table: ARI-FG, mIoU, MSE
-    "plain": {"Slot Attention": (95.89, 36.61, 23), "the paper": (95.40, 49.04, 14)},
-    "textured": {"Slot Attention": (62.40, 22.58, 254), "the paper": (80.2, 42.4, 207)},
-    "ood": {"Slot Attention": (58.45, 20.98, 487), "the paper": (72.6, 38.0, 577)},
-    "camo": {"Slot Attention": (57.54, 19.83, 215), "the paper": (75.5, 38.9, 189)},
-}
-REAL = {"plain": "CLEVR", "textured": "CLEVRTEX", "ood": "OOD", "camo": "CAMO"}
+FAMILIES = ("plain", "textured", "ood", "camo")
+IN_PER_CENT = ("ari_fg", "ari", "miou", "miou_fg", "miou_gt")
+KINDS = {"decoder": "", "joined": "joined_", "partition": "partition_"}  # masks, and what their scores begin with
 STUDIES = {
     "base": "base: cut, reach 0.71 px, temperature 0.5, gamma 0.5, mean, background by cuts, signed",
     "softmax": "no program: softmax of the same network",
@@ -64,7 +61,10 @@ def write_results(runs: Path, docs: Path, names: Iterable[str]) -> None:
         before, mark, rest = text.partition(f"<!-- {name} -->\n")
         if not mark:
             raise ValueError(f"{page} has no place for {name}; expected the line <!-- {name} -->")
-        text = before + mark + make(records) + "".join(rest.partition("<!-- end -->")[1:])
+        _, end, after = rest.partition("<!-- end -->")
+        if not end:
+            raise ValueError(f"{page} has no line <!-- end --> after <!-- {name} -->")
+        text = before + mark + make(records) + end + after
     write_atomically(page, text.encode())
     draw_curves(records, docs / "img" / "results-curves.png")
     draw_pictures(runs, docs / "img")
@@ -77,7 +77,7 @@ def record(folder: Path) -> Record:
     losses = {line["step"]: line for line in lines if "loss" in line}
     last = losses[max(losses)]
     curve = [
-        [line["step"], losses.get(line["step"], last)["seconds"], line["val"]["ari_fg"], line["val"]["miou"]]
+        [line["step"], _seconds(losses, line["step"]), line["val"]["ari_fg"], line["val"]["miou"]]
         for line in lines
         if "ari_fg" in line.get("val", {})
     ]
@@ -97,6 +97,12 @@ def record(folder: Path) -> Record:
     return found
 
 
+def _seconds(losses: dict[int, Any], step: int) -> float:
+    """When a step was done: losses are not noted at every one, so between its neighbours."""
+    steps = sorted(losses)
+    return float(np.interp(step, steps, [losses[known]["seconds"] for known in steps]))
+
+
 def _scores(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text())["results"] if file.is_file() else {}
 
@@ -107,54 +113,41 @@ def _scores(file: Path) -> dict[str, Any]:
 def bars(records: dict[str, Record]) -> str:
     """Our two models against the paper's figures on the sets that the families stand for."""
     rows = []
-    for family, published in PUBLISHED.items():
-        name = f"headline/best-{'plain' if family == 'plain' else 'textured'}-0"
-        scores = records.get(name, {}).get("scores", {}).get(family)
-        if scores:
-            fg, iou, _ = published["the paper"]
-            ours = 100 * scores["ari_fg"], 100 * scores["miou"]
-            held = [f"{'held' if value >= bar else 'missed'}" for value, bar in zip(ours, (fg, iou), strict=True)]
-            rows.append([family, *_pair(ours[0], fg, held[0]), *_pair(ours[1], iou, held[1])])
-    return _table("scenes | ARI-FG, ours | the paper | | mIoU, ours | the paper |", rows)
+    for family in FAMILIES:
+        scores = records.get(f"headline/best-{learned(family)}-0", {}).get("scores", {}).get(family, {})
+        iou, fg, _ = PAPER[family][1]["the paper"]
+        for kind in ("decoder", "joined") if scores else ():
+            cells = [family, kind]
+            for name, bar in (("ari_fg", fg), ("miou", iou)):
+                ours = 100 * scores[KINDS[kind] + name]
+                cells += [f"{ours:.1f}", f"{bar:.1f}", "held" if ours >= bar else "missed"]
+            rows.append(cells)
+    return _table("scenes | masks | ARI-FG, ours | the paper | | mIoU, ours | the paper |", rows)
 
 
-def _pair(ours: float, bar: float, held: str) -> list[str]:
-    return [f"{ours:.1f}", f"{bar:.1f}", held]
+def learned(family: str) -> str:
+    """The family that a model judged on this one has learned from."""
+    return "plain" if family == "plain" else "textured"
 
 
 def headline(records: dict[str, Record]) -> str:
     heads = "scenes | slots | masks | ARI-FG | ARI | mIoU | mIoU, objects | mIoU, true masks | MSE | steps | images/s"
     rows: list[list[str]] = []
-    for family, published in PUBLISHED.items():
-        learned = "plain" if family == "plain" else "textured"
+    for family in FAMILIES:
+        dataset, published = PAPER[family]
         for method, called in CALLED.items():
-            run = records.get(f"headline/{method}-{learned}-0", {})
-            scores = run.get("scores", {}).get(family)
-            for kind, prefix in (("decoder", ""), ("partition", "partition_")) if scores else ():
-                names = ("ari_fg", "ari", "miou", "miou_fg", "miou_gt")
-                values = [f"{100 * scores[prefix + name]:.1f}" for name in names]
+            run = records.get(f"headline/{method}-{learned(family)}-0", {})
+            scores = run.get("scores", {}).get(family, {})
+            facts = [f"{scores['mse']:.0f}", f"{run['steps']:,}", f"{run['images_per_second']:,}"] if scores else []
+            for kind, prefix in KINDS.items() if scores else ():
+                values = [f"{100 * scores[prefix + name]:.1f}" for name in IN_PER_CENT]
                 first = kind == "decoder"
-                more = (
-                    [f"{scores['mse']:.0f}", f"{run['steps']:,}", f"{run['images_per_second']:,}"]
-                    if first
-                    else [""] * 3
+                rows.append(
+                    [family if first else "", called if first else "", kind, *values, *(facts if first else [""] * 3)]
                 )
-                rows.append([family if first else "", called if first else "", kind, *values, *more])
-        for model, (fg, iou, mse) in published.items() if rows else ():
-            rows.append(
-                [
-                    "",
-                    f"{model}, published, {REAL[family]}",
-                    "",
-                    f"{fg:.1f}",
-                    "",
-                    f"{iou:.1f}",
-                    *["", ""],
-                    f"{mse}",
-                    "",
-                    "",
-                ]
-            )
+        for model, (iou, fg, mse) in published.items() if any(row[0] == family for row in rows) else ():
+            who = f"{model}, published, {dataset}"
+            rows.append(["", who, "", f"{fg:.1f}", "", f"{iou:.1f}", "", "", f"{mse}", "", ""])
     return _facts(records, "headline/") + _table(heads, rows)
 
 
@@ -233,13 +226,16 @@ def renders(records: dict[str, Record]) -> str:
         "renders/best-0": "rendered scenes alone, mirrored at random",
         "headline/best-textured-0": "built-in scenes alone",
     }
-    for name, learned in called.items():
+    for name, source in called.items():
         for scores in records.get(name, {}).get("renders", {}).values():
-            values = [f"{100 * scores[key]:.1f}" for key in ("ari_fg", "ari", "miou", "miou_fg", "miou_gt")]
-            rows.append(
-                [learned, *values, f"{scores['mse']:.0f}", f"{records[name]['steps']:,}", str(scores["images"])]
-            )
-    heads = "`best`, learned from | ARI-FG | ARI | mIoU | mIoU, objects | mIoU, true masks | MSE | steps | judged on"
+            for kind, prefix in KINDS.items():
+                values = [f"{100 * scores[prefix + score]:.1f}" for score in IN_PER_CENT]
+                facts = [f"{scores['mse']:.0f}", f"{records[name]['steps']:,}", str(scores["images"])]
+                first = kind == "decoder"
+                rows.append([source if first else "", kind, *values, *(facts if first else [""] * 3)])
+    heads = (
+        "`best`, learned from | masks | ARI-FG | ARI | mIoU | mIoU, objects | mIoU, true masks | MSE | steps | images"
+    )
     return _table(heads, rows)
 
 
@@ -289,9 +285,10 @@ def draw_pictures(runs: Path, folder: Path) -> None:
     from cutslots.scenes.files import png
 
     fabric = make_fabric("auto", 1, 1, "32-true")
-    for family in PUBLISHED:
-        run = runs / f"headline/best-{'plain' if family == 'plain' else 'textured'}-0"
-        if (run / "model.safetensors").is_file():
+    for family in FAMILIES:
+        run = runs / f"headline/best-{learned(family)}-0"
+        if (run / "done").is_file() and (run / "model.safetensors").is_file():
+            folder.mkdir(parents=True, exist_ok=True)
             model = load(run, fabric.device)
             data: Any = open_data(family, "test", model.config.size, 5)
             write_atomically(folder / f"results-{family}.png", png(sheet(look(model, data, 5, fabric))))

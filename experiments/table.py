@@ -120,7 +120,7 @@ def headline(method: str, family: str) -> TrainConfig:
         return replace(PRESETS["clevr" if family == "plain" else "clevrtex"], **SAME)
     best = replace(PRESETS["best"], data=family, **SAME)
     if method == "attention":
-        return replace(best, model=replace(best.model, module="attention"), area_price=0.0, area_rest=0.0)
+        return replace(best, model=replace(best.model, module="attention"))
     return best if method == "best" else replace(best, model=replace(best.model, module="softmax"))
 
 
@@ -200,15 +200,23 @@ def note_machine(file: Path) -> None:
 
 def do_all(runs: dict[str, Run], options: Options) -> bool:
     """Each missing run in a process of its own, so many at a time. Whether all are done now."""
-    end = time.monotonic() + 60 * (options.stop_after or 1e6)
+    end = time.monotonic() + 60 * (1e6 if options.stop_after is None else options.stop_after)
     missing = [name for name in runs if not done(options.runs / name)]
     going: dict[str, subprocess.Popen[bytes]] = {}
     failed: set[str] = set()
+
+    def compiles(name: str) -> bool:
+        """Whether a run that was begun compiles this one's network now: to wait is faster, for it is kept on disk."""
+        config = runs[name].config
+        same = [other for other in going if runs[other].config.model == config.model and config.compile != "off"]
+        return bool(same) and not any((options.runs / other / "metrics.jsonl").is_file() for other in same)
+
     options.runs.mkdir(parents=True, exist_ok=True)
     while (missing or going) and time.monotonic() < end:
-        while missing and len(going) < options.together:
-            name = missing.pop(0)
-            going[name] = begin(name, options)
+        for name in list(missing):
+            if len(going) < options.together and not compiles(name):
+                missing.remove(name)
+                going[name] = begin(name, options)
         time.sleep(0.2)
         for name, process in list(going.items()):
             if process.poll() is not None:

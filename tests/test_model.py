@@ -159,6 +159,35 @@ def test_bad_config(folder, content, words):
     refused(folder, path, *words)
 
 
+def without(path, *names):
+    """Takes keys from a file of JSON."""
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k not in names}))
+
+
+def test_weights_that_are_older_than_context_and_places(folder):
+    image, expected = torch.rand(2, 3, 16, 16), load(folder)
+    without(folder / "config.json", "context", "placed")
+    for model in (load(folder), Discovery.from_pretrained(folder)):
+        assert model.config == SMALL and model.config.context == 0 and not model.config.placed
+        assert_same(look(model, image), look(expected, image))
+
+
+def test_newer_weights_are_not_taken_for_older_ones(tmp_path):
+    """Without context in config.json the weights beside it are one network too many."""
+    save(Discovery(dataclasses.replace(SMALL, context=1)), tmp_path)
+    without(tmp_path / "config.json", "context")
+    refused(tmp_path, tmp_path / "model.safetensors", "does not fit its config.json")
+
+
+def test_older_files_hold_nothing_unknown_either(folder):
+    without(folder / "config.json", "context", "placed")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"depth": 3}))
+    refused(folder, path, "missing or unknown are depth")
+    without(path, "depth", "gamma")
+    refused(folder, path, "missing or unknown are gamma")
+
+
 @pytest.mark.parametrize("content", [b"{'size': 64}", b"", b"\xff\xfe\x00", b'{"size": 6'])
 def test_config_that_is_not_json(folder, content):
     (folder / "config.json").write_bytes(content)

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from cutslots.slots import CutSlots, SlotAttention, SoftmaxSlots
+from cutslots.networks import EVERYWHERE, places
+from cutslots.slots import CutSlots, SlotAttention, SoftmaxSlots, VolumeSlots
 from tests.conftest import DEVICES
 
 KINDS = [CutSlots, SoftmaxSlots, SlotAttention]
@@ -97,3 +98,98 @@ def test_bad_arguments():
     for kind in KINDS:
         with pytest.raises(ValueError, match=r"features have shape \(2, 8, 8, 7\); expected \(B, 8, 8, 8\)"):
             kind(8, 3, (8, 8))(torch.randn(2, 8, 8, 7))
+
+
+# -------------------------------------------------------------------------------------------------------- placed slots
+
+PLACED = [
+    (CutSlots, {}),
+    (CutSlots, {"background": "terminals", "pool": "weighted"}),
+    (CutSlots, {"background": "none"}),
+    (CutSlots, {"streams": 2}),
+    (SoftmaxSlots, {}),
+    (SoftmaxSlots, {"background": "none"}),
+    (SlotAttention, {}),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind, options", PLACED)
+@pytest.mark.parametrize("size", [(16, 16), (7, 12)])
+def test_placed_slots_end_with_their_places(device, kind, options, size):
+    module = kind(8, 5, size, slot_dim=24, placed=True, **options).to(device)
+    slots, masks = module(torch.randn(3, 8, *size, device=device))
+    assert slots.shape == (3, 5, 24) and masks.shape == (3, 5, *size)
+    expected = places(masks)
+    if kind is not SlotAttention and options.get("background") != "none":
+        assert (slots[:, 0, -3:] == slots.new_tensor(EVERYWHERE)).all(), "the ground is everywhere"
+        assert not torch.allclose(expected[:, 0], slots.new_tensor(EVERYWHERE), atol=1e-6), "though its mask is not"
+        slots, expected = slots[:, 1:], expected[:, 1:]
+    assert torch.equal(slots[..., -3:], expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_placed_slot_says_besides(kind):
+    """Its other numbers are those of a shorter slot that has no place."""
+    placed, plain = kind(8, 4, (6, 6), slot_dim=11, placed=True), kind(8, 4, (6, 6), slot_dim=8)
+    plain.load_state_dict(placed.state_dict())
+    x, found = torch.randn(2, 8, 6, 6), []
+    for module in (placed, plain):
+        torch.manual_seed(0)
+        found.append(module(x))
+    assert torch.equal(found[0].masks, found[1].masks) and torch.equal(found[0].slots[..., :-3], found[1].slots)
+
+
+@pytest.mark.parametrize("kind", [CutSlots, SoftmaxSlots])
+def test_places_alone_teach_the_weight_network(kind):
+    module, x = kind(8, 4, (8, 8), slot_dim=12, placed=True), torch.randn(2, 8, 8, 8)
+    net = dict(module.partition.net.named_parameters())
+    place = module(x).slots[..., -3:]
+    ground = torch.autograd.grad(place[:, 0].sum(), list(net.values()), retain_graph=True)
+    assert not any(gradient.any() for gradient in ground), "the ground's is no function of its mask"
+    for k in range(1, 4):
+        gradients = torch.autograd.grad(place[:, k].square().sum(), list(net.values()), retain_graph=True)
+        for name, gradient in zip(net, gradients, strict=True):
+            assert gradient.isfinite().all() and gradient.any(), (k, name)
+
+
+def test_places_alone_teach_slot_attention():
+    module = SlotAttention(8, 4, (8, 8), slot_dim=12, placed=True)
+    module(torch.randn(2, 8, 8, 8)).slots[..., -3:].square().sum().backward()
+    for layer in (module.query, module.key_value, module.position.linear):
+        assert layer.weight.grad.isfinite().all() and layer.weight.grad.any()
+
+
+def test_placed_cut_slots_gradient():
+    module = CutSlots(3, 3, (4, 5), slot_dim=7, hidden=6, weight_maps=4, placed=True).double()
+    x = torch.randn(1, 3, 4, 5, dtype=torch.double, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: module(x), x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_places_are_whole_under_autocast(kind):
+    module, x = kind(8, 4, (16, 16), slot_dim=16, placed=True), torch.randn(2, 8, 16, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        slots, masks = module(x)
+    assert slots.dtype == torch.float32 and torch.equal(slots[:, 1:, -3:], places(masks)[:, 1:])
+    centre = (places(masks)[:, 1:, :2] * 256).frac()
+    assert centre.any(), "not rounded to 8 bits"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_placed_slots_compile(kind):
+    module, x = kind(8, 3, (8, 8), slot_dim=8, placed=True), torch.randn(2, 8, 8, 8)
+    torch.manual_seed(0)
+    expected = module(x).slots
+    torch.manual_seed(0)
+    with torch.no_grad():
+        got = torch.compile(module, backend="aot_eager", fullgraph=True)(x).slots
+    torch.testing.assert_close(got, expected)
+
+
+def test_slots_of_clips_are_placed_in_every_frame():
+    module = VolumeSlots(8, 4, (6, 9), slot_dim=12, placed=True, frames=2)
+    slots, masks = module(torch.randn(2, 3, 8, 6, 9))
+    assert slots.shape == (2, 3, 4, 12) and (slots[:, :, 0, -3:] == torch.tensor(EVERYWHERE)).all()
+    for t in range(3):
+        torch.testing.assert_close(slots[:, t, 1:, -3:], places(masks[:, t])[:, 1:])

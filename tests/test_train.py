@@ -24,11 +24,11 @@ from cutslots import cli
 from cutslots import train as training
 from cutslots.devices import make_fabric
 from cutslots.evaluate import evaluate
-from cutslots.model import Discovery, load
+from cutslots.model import Discovery, load, save
 from cutslots.presets import PRESETS
 from cutslots.scenes import Scenes
 from cutslots.scenes.files import generate
-from cutslots.train import Batches, rate, train
+from cutslots.train import Batches, price, rate, train
 from tests.conftest import needs_cuda
 from tests.small_runs import Command, lines, sentence, small, train_command, two, weights
 from tests.test_model import Code
@@ -150,6 +150,131 @@ def test_every_epoch_takes_every_image_once():
     epochs = [flat[i : i + 10] for i in range(0, 40, 10)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs) and len(set(map(tuple, epochs))) == 4
     assert list(shares[0].numbers(7)) == one[7]
+
+
+def test_the_price_of_presets():
+    movi11 = PRESETS["movi11"]
+    steps = {0: 0, 2_999: 0, 3_000: 7e-4 / 3_000, 4_499: 3.5e-4, 5_999: 7e-4, 6_000: 7e-4, 23_999: 7e-4}
+    assert [price(movi11, step) for step in steps] == pytest.approx(list(steps.values()))
+    others = [config for name, config in PRESETS.items() if name != "movi11"]
+    assert not any(price(config, step) for config in others for step in (0, 10**6))
+
+
+class Lopsided:
+    """Images, or clips, that are not their own mirror images."""
+
+    def __init__(self, *shape):
+        self.image = torch.randint(0, 256, shape, dtype=torch.uint8)
+
+    def __len__(self):
+        return len(self.image)
+
+    def render(self, indices, device="cpu"):
+        return types.SimpleNamespace(image=self.image[torch.as_tensor(indices)])
+
+
+def mirrored(batches, step):
+    """Which images of a step were; the others are as they are."""
+    plain = batches.images.render(batches.numbers(step)).image
+    made = batches._make(step)
+    found = []
+    for one, other in zip(made, plain, strict=True):
+        assert torch.equal(one, other) != torch.equal(one, other.flip(-1))
+        found.append(not torch.equal(one, other))
+    return found
+
+
+def batches_of(images, step=0, rank=0, **changes):
+    config = small(None, batch=8, **({"flips": True} | changes))
+    return Batches(images, config, types.SimpleNamespace(world_size=1, global_rank=rank, device="cpu"), step)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 4), (2, 3, 4, 4)], ids=["images", "clips"])
+def test_flips(shape):
+    images = Lopsided(20, *shape)
+    found = [mirrored(batches_of(images), step) for step in range(50)]
+    assert 160 < sum(map(sum, found)) < 240, "of 400"
+    assert len(set(map(tuple, found))) > 40, "not the same ones at every step"
+    assert [mirrored(batches_of(images, step=30), step) for step in range(50)] == found, "by the step alone"
+    assert [mirrored(batches_of(images, seed=1), step) for step in range(50)] != found
+    assert not any(map(any, (mirrored(batches_of(images, flips=False), step) for step in range(5))))
+
+
+def test_flips_in_order():
+    """What the thread makes ready is what each step is to have."""
+    batches = batches_of(Lopsided(20, 3, 4, 4), step=3)
+    with batches:
+        made = [next(batches) for _ in range(4)]
+    for step, image in enumerate(made, start=3):
+        assert torch.equal(image, batches._make(step))
+
+
+def test_flips_are_the_same_on_going_on(tmp_path):
+    flipped = weights(train(small(tmp_path / "whole", steps=12, flips=True)))
+    for steps in (5, 12):
+        train(small(tmp_path / "parts", steps=steps, flips=True))
+    assert weights(tmp_path / "parts") == flipped
+    assert weights(train(small(tmp_path / "plain", steps=12))) != flipped
+    with pytest.raises(ValueError, match=r"holds another run \(its flips differ\)"):
+        train(small(tmp_path / "parts", steps=13))
+
+
+# ------------------------------------------------------------------------------------------------ learned elsewhere
+
+
+def unmoved(folder, start, **changes):
+    """A run whose one step goes nowhere: its weights are those it began with."""
+    made = load(train(small(folder, steps=1, lr=1e-30, start=str(start), **changes))).state_dict()
+    expected = load(start).state_dict()
+    assert made.keys() == expected.keys()
+    for name, value in made.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-20, msg=name)
+
+
+def test_a_run_begins_with_other_weights(run, tmp_path):
+    unmoved(tmp_path / "folder", run)
+    unmoved(tmp_path / "file", run / "model.safetensors")
+    unmoved(tmp_path / "other seed", run, seed=3, data="textured")
+    (tmp_path / "half").mkdir()
+    save(load(run), tmp_path / "half", half=True)
+    unmoved(tmp_path / "from half", tmp_path / "half")
+    assert json.loads((tmp_path / "folder" / "run.json").read_text())["start"] == str(run)
+    at_random = load(train(small(tmp_path / "at random", steps=1, lr=1e-30))).state_dict()
+    assert not torch.equal(at_random["encoder.layers.0.weight"], load(run).state_dict()["encoder.layers.0.weight"])
+
+
+def test_a_run_begins_with_weights_of_a_name(tmp_path):
+    tiny = {"images": 4, "batch": 2, "steps": 1, "lr": 1e-30, "eval_images": 2, "accelerator": "cpu", "compile": "off"}
+    made = load(train(dataclasses.replace(PRESETS["tiny"], out=tmp_path / "run", start="tiny", **tiny)))
+    torch.testing.assert_close(flat(made), flat(load("tiny")), rtol=0, atol=1e-20)
+
+
+def test_a_run_begun_elsewhere_is_gone_on_with(run, tmp_path):
+    """From its own state, not from the beginning again."""
+    start = {"start": str(run), "seed": 1}
+    expected = weights(train(small(tmp_path / "whole", steps=8, **start)))
+    for steps in (3, 8):
+        train(small(tmp_path / "parts", steps=steps, **start))
+    assert weights(tmp_path / "parts") == expected and kinds(tmp_path / "parts")[-1] == (8, "val")
+    assert state(tmp_path / "parts")["step"] == 8 and state(run)["step"] == 8, "steps are counted anew"
+    with pytest.raises(ValueError, match=r"holds another run \(its start differ\)"):
+        train(small(tmp_path / "parts", steps=9, seed=1))
+
+
+def test_weights_that_a_run_cannot_begin_with(run, tmp_path, monkeypatch):
+    wrong = {
+        "slots": (4, f"start is {run}, whose slots is 3; expected 4, as the run's"),
+        "module": ("softmax", f"start is {run}, whose module is cut; expected softmax, as the run's"),
+        "decoder_maps": ((4, 4), f"start is {run}, whose decoder_maps is (8,); expected (4, 4), as the run's"),
+    }
+    for name, (value, message) in wrong.items():
+        said = sentence(monkeypatch, train_command(tmp_path / "new", start=run, **{name: value}))
+        assert said == f"cutslots: {message}"
+    said = sentence(monkeypatch, train_command(tmp_path / "new", start=tmp_path / "nowhere"))
+    assert said.startswith(f"cutslots: weights: there is no {tmp_path / 'nowhere'}; expected a run folder")
+    (run / "model.safetensors").write_bytes(b"short")
+    assert "is not a whole safetensors file" in sentence(monkeypatch, train_command(tmp_path / "new", start=run))
+    assert not (tmp_path / "new").exists()
 
 
 # --------------------------------------------------------------------------------------------- interrupted and resumed
@@ -382,6 +507,40 @@ def test_another_run_is_refused(tmp_path, changes, named):
 def test_what_may_differ_on_going_on(run):
     train(small(run, steps=9, minutes=5.0, save_minutes=1.0, cache=run.parent / "cache"))
     assert state(run)["step"] == 9 and json.loads((run / "run.json").read_text())["minutes"] == 5.0
+
+
+def made_older(run):
+    """As it was written before there were these options."""
+    values = json.loads((run / "run.json").read_text())
+    for name in ("flips", "start"):
+        del values[name]
+    for name in ("context", "placed"):
+        del values["model"][name]
+    (run / "run.json").write_text(json.dumps(values))
+
+
+def test_an_older_run_is_gone_on_with(run, whole):
+    made_older(run)
+    train(small(run))
+    assert weights(run) == weights(whole)
+    assert json.loads((run / "run.json").read_text())["flips"] is False
+
+
+def test_an_older_run_is_not_another(run):
+    made_older(run)
+    before = (run / "run.json").read_bytes()
+    for changes, named in (
+        ({"flips": True}, "flips"),
+        ({"start": str(run)}, "start"),
+        ({"seed": 1}, "seed"),
+    ):
+        with pytest.raises(ValueError, match=rf"holds another run \(its {named} differ\)"):
+            train(small(run, **changes))
+    config = small(run)
+    for name, value in (("context", 1), ("placed", True)):
+        with pytest.raises(ValueError, match=rf"holds another run \(its {name} differ\)"):
+            train(dataclasses.replace(config, model=dataclasses.replace(config.model, **{name: value})))
+    assert (run / "run.json").read_bytes() == before
 
 
 def test_overwrite_starts_anew(run):
@@ -622,8 +781,39 @@ def test_a_folder_gives_the_weights_of_its_scenes(tmp_path, monkeypatch):
     assert weights(train(small(tmp_path / "not held", **data))) == expected
 
 
+def test_a_folder_that_is_parted_gives_the_run_of_its_scenes(tmp_path):
+    """It learns from train/ and is judged by val/, all of both."""
+    for split, count in (("train", 9), ("val", 8)):
+        generate(Scenes("plain", split, size=16, count=count, objects=(2, 5)), tmp_path / "data" / split, quiet=True)
+    scenes = train(small(tmp_path / "scenes", images=9, steps=6))
+    files = train(small(tmp_path / "files", data=str(tmp_path / "data"), images=None, steps=6))
+    assert weights(files) == weights(scenes)
+    assert lines(files)[-1]["val"] == lines(scenes)[-1]["val"]
+
+
 def test_a_picture_that_cannot_be_read(tmp_path, monkeypatch):
     generate(Scenes("plain", size=16, count=3), tmp_path / "data", quiet=True)
     (tmp_path / "data" / "images" / "000001.png").write_bytes(b"no picture")
     said = sentence(monkeypatch, train_command(tmp_path / "run", data=tmp_path / "data", steps=1))
     assert "000001.png cannot be read as a picture" in said
+
+
+# ------------------------------------------------------------------------------------------------------------- best
+
+
+@pytest.mark.parametrize("module", ["cut", "softmax", "attention"])
+def test_best_learns_at_a_tiny_size(module, tmp_path):
+    best = PRESETS["best"]
+    assert best.model.placed and best.model.context == 4
+    tiny = {"batch": 2, "images": 4, "eval_every": 1, "eval_images": 2, "accelerator": "cpu", "compile": "off"}
+    model = dataclasses.replace(best.model, size=16, context=1, reach=None, module=module)
+    config = dataclasses.replace(best, model=model, out=tmp_path / "run", steps=2, **tiny)
+    train(config)
+    for line in lines(tmp_path / "run"):
+        assert all(math.isfinite(v) for v in line.get("val", line).values()), line
+    made = load(tmp_path / "run")
+    torch.manual_seed(0)
+    before = Discovery(model)
+    for (name, value), start in zip(made.named_parameters(), before.parameters(), strict=True):
+        assert value.isfinite().all() and not torch.equal(value, start), name
+    assert any(name.startswith("encoder.1.down") for name, _ in made.named_parameters())

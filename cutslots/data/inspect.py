@@ -46,7 +46,10 @@ def inspect(data: str, images: int | None = None, out: Path | None = None, quiet
 
 
 def _open(data: str) -> dict[str, Any]:
-    """The splits that hold something. A folder is all of one kind to look at."""
+    """The splits that hold something. A folder is all of one kind to look at, unless it holds train/, val/ or test/."""
+    parts = [split for split in SPLITS if (Path(data) / split / "images").is_dir()]
+    if parts and not (Path(data) / "images").is_dir():
+        return {split: open_data(data, split) for split in parts}
     opened = open_data(data, "test", count=0)
     if isinstance(opened, Folder):
         return {"all": open_data(data, "test")}

@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -86,6 +88,56 @@ def test_splits_are_disjoint_and_complete(folder, count):
     assert test == list(range(count))
     assert val == list(range(0, count, 10))
     assert train == [i for i in range(count) if i % 10]
+
+
+@pytest.fixture
+def parted(tmp_path):
+    """A folder that says itself what is for what: 12 pictures, 3 and 2, whose colours say where they are."""
+    for split, count in (("train", 12), ("val", 3), ("test", 2)):
+        (tmp_path / split / "images").mkdir(parents=True)
+        numbered(tmp_path / split, count)
+    return tmp_path
+
+
+def test_a_folder_that_is_parted_already(parted):
+    for split, count in (("train", 12), ("val", 3), ("test", 2)):
+        data = Folder(parted, split, 4)
+        assert numbers(data) == list(range(count)), "none is held out"
+        assert data.path == parted / split and not data.has_masks
+    assert numbers(Folder(parted, "train", 4, count=2)) == [0, 1]
+    assert numbers(open_data(str(parted), "train", 4)) == list(range(12))
+
+
+def test_parts_have_masks_of_their_own(parted):
+    for name in ("000", "001", "002"):
+        add_mask(parted / "val", Image.new("L", (2, 2), int(name) + 1), name)
+    data = Folder(parted, "val", 4)
+    assert data.has_masks and data.render([2, 0]).mask[:, 0, 0].tolist() == [3, 1]
+    assert not Folder(parted, "val", 4, masks=False).has_masks and not Folder(parted, "train", 4).has_masks
+
+
+def test_a_part_that_is_not_there(parted):
+    shutil.rmtree(parted / "test")
+    assert len(Folder(parted, "train", 4)) == 12 and len(Folder(parted, "val", 4)) == 3
+    with pytest.raises(ValueError, match=rf"\A{parted / 'test'} holds no folder images/; expected [^\n]+\Z"):
+        Folder(parted, "test", 4)
+    with pytest.raises(ValueError, match=r"split is 'all'; expected one of train, val, test"):
+        Folder(parted, "all", 4)
+    (parted / "test" / "images").mkdir(parents=True)
+    with pytest.raises(ValueError, match=rf"\A{parted / 'test' / 'images'} holds no pictures"):
+        Folder(parted, "test", 4)
+
+
+def test_pictures_at_the_top_go_before_parts(parted):
+    (parted / "images").mkdir()
+    numbered(parted, 1)
+    assert all(numbers(Folder(parted, split, 4)) == [0] for split in ("train", "val", "test"))
+
+
+def test_a_folder_without_pictures_or_parts(tmp_path):
+    (tmp_path / "train").mkdir()
+    with pytest.raises(ValueError, match=rf"\A{tmp_path} holds no folder images/"):
+        Folder(tmp_path, "train", 4)
 
 
 def test_a_single_picture_is_for_everything(folder):

@@ -1045,12 +1045,12 @@ def test_killed_between_the_renames_at_the_end(tmp_path, folder, clean, monkeypa
         patch.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
             go(folder, out)
-    if name == "manifest.json" and after:  # only the note of progress is left, which harms nobody
+    if name == "manifest.json" and after:  # only the note of progress is left
         assert go(folder, out) is False
     else:
         assert_refused("clevrtex", out)
         assert go(folder, out) is True
-    assert {**contents(out), **contents(clean("clevrtex"))} == contents(out)
+    assert contents(out) == contents(clean("clevrtex"))
     assert len(open_data(f"clevrtex:{out}", "train")) == 5
 
 
