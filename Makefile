@@ -1,6 +1,8 @@
-# make demo   trains a small model to find objects, judges it, and prints where the page of pictures is
+# make demo   shows what shipped weights find, trains a small model to find objects, judges it, and prints where the
+#             pages of pictures are
 # make test   formatting, lint, types and all tests
 # make bench  every solver and slot module we know, side by side (see benchmarks/)
+# make docs   the documentation as a site, to be read without a server or a network
 # make wheel  the packages, built, installed where nothing else is, and tried there
 #
 # Each sets up .venv first. With a Python that is not called python3: make PYTHON=python3.12 test
@@ -8,12 +10,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test bench format wheel clean
+.PHONY: demo test bench soak docs format wheel clean
 
 # Another seed: make demo SEED=1
 SEED ?= 0
 
 demo: .venv/ready
+	$(BIN)/cutslots evaluate tiny --data plain:2-5 --images 32 --out out/shipped
+	@echo "that is what shipped weights find: out/shipped/report.html; now we learn to, which takes minutes"
 	$(BIN)/cutslots train tiny --seed $(SEED) --out out/demo-$(SEED)
 	$(BIN)/cutslots evaluate out/demo-$(SEED) --data plain:2-5 --images 320
 	@echo "open out/demo-$(SEED)/evaluation/report.html in a browser"
@@ -28,6 +32,18 @@ bench: .venv/dev
 	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/solvers.py
 	$(BIN)/python benchmarks/slots.py
+
+# Hard use: hostile files, SIGKILL, full disks. For longer: make soak MOMENTS=500 MINUTES=60
+MOMENTS ?= 50
+MINUTES ?= 5
+
+soak: .venv/dev
+	$(BIN)/python -m tests.soak --moments $(MOMENTS) --minutes $(MINUTES)
+
+docs: .venv/ready
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open out/docs/index.html in a browser"
 
 format: .venv/dev
 	$(BIN)/ruff format .

@@ -5,12 +5,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+LOCK = ".lock"
 
 
 def progress(quiet: bool = False, *more: str) -> Progress:
@@ -40,20 +43,40 @@ def write_atomically(path: Path, content: bytes) -> None:
             raise
 
 
-def claim(out: Path, stamp: str, request: dict[str, Any], overwrite: bool) -> None:
-    """Makes the folder that a command writes to. It must be new, or hold what the same request has left before, which
-    the file `stamp` says."""
+@contextmanager
+def claimed(
+    out: Path, stamp: str, request: dict[str, Any], overwrite: bool, last: str, empty: bool = False
+) -> Iterator[None]:
+    """Makes the folder that a command writes to and holds its lock. It must be new, or hold what the same request has
+    left before, which the file `stamp` says; others are written over, or with `empty` taken away, if told to.
+
+    The file `last` says that all is there: it is taken away first."""
+    _check_ours(out, stamp, request, overwrite)  # before anything is left in a folder of somebody else's
+    out.mkdir(parents=True, exist_ok=True)
+    busy = f"out: {out} is being written to by another command; wait for it or choose another folder"
+    with locked(out / LOCK, busy=busy):
+        _check_ours(out, stamp, request, overwrite)
+        (out / last).unlink(missing_ok=True)
+        if empty and overwrite:
+            (out / stamp).unlink(missing_ok=True)  # first: what is left of its folder is its folder no more
+            for child in [child for child in out.iterdir() if child.name != LOCK]:
+                shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
+        write_atomically(out / stamp, json.dumps(request, indent=1).encode())
+        yield
+
+
+def _check_ours(out: Path, stamp: str, request: dict[str, Any], overwrite: bool) -> None:
     if out.exists() and not out.is_dir():
         raise ValueError(f"out: {out} is a file; expected a folder to write to")
-    if out.is_dir() and any(out.iterdir()) and not overwrite:
-        try:
-            same = json.loads((out / stamp).read_text()) == request
-        except (OSError, ValueError):
-            same = False
-        if not same:
-            raise ValueError(f"out: {out} holds something else; choose another folder or pass --overwrite")
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / stamp, json.dumps(request, indent=1).encode())
+    made = {LOCK, f"{stamp}.part"}  # all that one leaves who is killed before the stamp is there
+    if overwrite or not out.is_dir() or all(child.name in made for child in out.iterdir()):
+        return
+    try:
+        same = json.loads((out / stamp).read_text()) == request
+    except (OSError, ValueError, RecursionError):
+        same = False
+    if not same:
+        raise ValueError(f"out: {out} holds something else; choose another folder or pass --overwrite")
 
 
 @contextmanager
@@ -83,3 +106,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         except (ValueError, TypeError):
             continue
     return found
+
+
+def one_line(text: object) -> str:
+    """Text that can be printed: names of files may hold line breaks, colours for terminals and bytes that are no text.
+
+    >>> one_line("two\\nlines")
+    'two\\\\nlines'
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))

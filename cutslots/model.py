@@ -22,6 +22,7 @@ from cutslots.presets import ModelConfig
 from cutslots.slots import CutSlots, SlotAttention, Slots, SoftmaxSlots, VolumeSlots
 
 SHIPPED = Path(__file__).parent / "weights"  # a folder for each name
+MOST_CONFIG = 2**20  # bytes
 
 
 class Found(NamedTuple):
@@ -275,6 +276,11 @@ def load(weights: str | Path, device: torch.device | str = "cpu") -> Discovery:
     if wrong:
         raise ValueError(f"{file} does not fit its config.json: {wrong}")
     model.load_state_dict(tensors)  # casts to float32
+    for name, value in model.state_dict().items():
+        if not value.isfinite().all():
+            raise ValueError(
+                f"{file} holds values in {name} that are not finite; expected weights of a run that learned"
+            )
     return model.to(device).eval()
 
 
@@ -301,11 +307,15 @@ def _or_shipped(weights: str | Path) -> str | Path:
 
 def _model_for(path: Path) -> Discovery:
     """An untrained model as config.json describes it."""
+    if not path.is_file():
+        raise ValueError(f"there is no {path}, which says what model the weights beside it are for")
+    if path.stat().st_size > MOST_CONFIG:
+        raise ValueError(
+            f"{path} has {path.stat().st_size:,} bytes; expected a configuration of at most {MOST_CONFIG:,}"
+        )
     try:
         values: dict[str, Any] = dict(json.loads(path.read_text()))
-    except FileNotFoundError:
-        raise ValueError(f"there is no {path}, which says what model the weights beside it are for") from None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise ValueError(f"{path} is not readable as JSON") from None
     known = {field.name: field.default is not dataclasses.MISSING for field in dataclasses.fields(ModelConfig)}
     odd = ", ".join(sorted(name for name in values.keys() ^ known.keys() if not known.get(name)))

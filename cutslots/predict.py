@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,37 +28,45 @@ from torch.nn import functional as F
 
 import cutslots
 from cutslots.data.folder import list_images, read_image
-from cutslots.disk import claim, progress, write_atomically
+from cutslots.disk import claimed, one_line, progress, write_atomically
 from cutslots.model import Discovery, load
+from cutslots.reading import read
 from cutslots.report import as_bytes, blend, paint
 from cutslots.scenes.files import palette_image, png
 
+ROWS = 64  # of a large picture that are coloured at once
 
-def predict(weights: str, images: Path, out: Path, device: str = "auto", overwrite: bool = False) -> bool:
+Masks = Literal["joined", "decoder"]
+
+
+def predict(
+    weights: str, images: Path, out: Path, device: str = "auto", overwrite: bool = False, masks: Masks = "joined"
+) -> bool:
     """Writes what the model finds; False if some picture could not be read, which is said and stops no other."""
     files = _files(images)
     names = {file: file.stem.replace(".", "_") for file in files}
-    for name in {name for name in names.values() if list(names.values()).count(name) > 1}:
+    for name in (name for name, count in Counter(names.values()).items() if count > 1):
         same = ", ".join(file.name for file in files if names[file] == name)
         raise ValueError(f"images: {same} would all be written to {out / name}; expected names that differ")
     model = load(weights, usable(device))
     if model.config.frames > 1:
         raise ValueError(f"weights: {weights} learned from films, not images; see cutslots track")
-    request = {"weights": str(weights), "images": str(images), "version": cutslots.__version__}
-    claim(out, "predict.json", request, overwrite)
+    request = {"weights": str(weights), "images": str(images), "masks": masks, "version": cutslots.__version__}
     record: dict[str, Any] = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "object"}]}
     failed = 0
-    with progress() as bar:
+    with claimed(out, "predict.json", request, overwrite, last="masks.json"), progress() as bar:
         for file in bar.track(files, description="pictures"):
             try:
-                picture = read_image(file)
+                with warnings.catch_warnings(action="ignore"):  # Pillow's: what matters is raised
+                    picture = read_image(file)
             except ValueError as error:
                 failed += 1
-                bar.console.print(f"cutslots: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+                said = f"cutslots: {one_line(error)}"
+                bar.console.print(said, style="red", markup=False, highlight=False, emoji=False, soft_wrap=True)
                 continue
-            labels, scores = _write(model, picture, out / names[file])
-            _record(record, file.name, labels, scores)
-    write_atomically(out / "masks.json", json.dumps(record).encode())
+            labels, scores = _write(model, picture, out / names[file], masks)
+            annotate(record, file.name, labels, scores)
+        write_atomically(out / "masks.json", json.dumps(record).encode())
     print(f"wrote {len(files) - failed} of {len(files)} pictures to {out}; all masks are in {out / 'masks.json'}")
     if failed:
         print(f"cutslots: {failed} of {len(files)} pictures could not be read", file=sys.stderr)
@@ -74,56 +84,67 @@ def usable(device: str) -> str:
 
 
 def _files(images: Path) -> list[Path]:
-    if images.is_file():
+    if images.exists() and not images.is_dir():
         return [images]
     if not images.is_dir():
         raise ValueError(f"images: there is no {images}; expected a picture or a folder of pictures")
-    found = list_images(images / "images") if (images / "images").is_dir() else []  # as `generate` writes them
-    found = found or list_images(images)
+    inner = images / "images"  # as `generate` writes them
+    found = (list_images(inner, by_name=True) if inner.is_dir() else []) or list_images(images, by_name=True)
     if not found:
         raise ValueError(f"images: {images} holds no pictures")
     return found
 
 
 @torch.no_grad()
-def find(model: Discovery, picture: Image.Image) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def find(model: Discovery, picture: Image.Image, masks: Masks = "joined") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The slot of every pixel (H, W), from 0; how sure it is, by slot (K,); and the reconstruction (H, W, 3)."""
     side, device = model.config.size, next(model.parameters()).device
     small = np.asarray(picture.resize((side, side), Image.Resampling.BILINEAR))
     torch.manual_seed(0)  # Slot Attention draws its slots
-    found = model(torch.from_numpy(small.copy()).permute(2, 0, 1)[None].to(device))
-    labels, best = at_size(found.masks[0], (picture.height, picture.width))
-    inside = torch.zeros(len(found.masks[0])).index_add_(0, labels.flatten(), best.flatten())
-    scores = inside / torch.bincount(labels.flatten(), minlength=len(inside)).clamp(min=1)
+    image = torch.from_numpy(small.copy()).permute(2, 0, 1)[None].to(device)
+    found = model(image)
+    soft = (read(found, image) if masks == "joined" else found.masks)[0]
+    labels, best = at_size(soft, (picture.height, picture.width))
+    inside = (best[labels == k] for k in range(len(found.masks[0])))
+    scores = [float(x.sum(dtype=torch.float64)) / max(len(x), 1) for x in inside]  # millions of pixels: not in float32
     drawn = Image.fromarray(as_bytes(found.reconstruction[0]))
     redrawn = np.asarray(drawn.resize(picture.size, Image.Resampling.BICUBIC))
-    return labels.numpy().astype(np.uint8), scores.numpy(), redrawn
+    return labels.numpy(), np.array(scores), redrawn
 
 
 def at_size(masks: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """The winning slot of every pixel and its share, one mask at a time: a large picture holds few of them at once."""
-    best, labels = torch.full(shape, -1.0), torch.zeros(shape, dtype=torch.long)
+    """The winning slot of every pixel (H, W) uint8 and its share, one mask at a time: large pictures hold few at
+    once."""
+    best, labels = torch.full(shape, -1.0), torch.zeros(shape, dtype=torch.uint8)
     for k, mask in enumerate(masks.float().cpu()):
         mask = F.interpolate(mask[None, None], shape, mode="bilinear", align_corners=False)[0, 0]
-        wins = mask > best
-        best, labels = torch.where(wins, mask, best), labels.masked_fill_(wins, k)
+        labels.masked_fill_(mask > best, k)
+        torch.fmax(best, mask, out=best)
     return labels, best
 
 
-def _write(model: Discovery, picture: Image.Image, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    labels, scores, redrawn = find(model, picture)
+def overlaid(picture: Image.Image, labels: np.ndarray) -> np.ndarray:
+    """The picture under the colours of its slots, some rows at a time: colours are mixed in float64."""
+    image = np.array(picture)
+    for y in range(0, len(image), ROWS):
+        image[y : y + ROWS] = blend(image[y : y + ROWS], paint(labels[y : y + ROWS]))
+    return image
+
+
+def _write(model: Discovery, picture: Image.Image, folder: Path, masks: Masks) -> tuple[np.ndarray, np.ndarray]:
+    labels, scores, redrawn = find(model, picture, masks)
     folder.mkdir(exist_ok=True)
     for old in folder.glob("slot_*.png"):
         old.unlink()
-    write_atomically(folder / "overlay.png", png(blend(np.asarray(picture), paint(labels))))
+    write_atomically(folder / "overlay.png", png(overlaid(picture, labels)))
     write_atomically(folder / "reconstruction.png", png(redrawn))
     write_atomically(folder / "labels.png", png(palette_image(labels + 1)))
     for k in np.unique(labels):
-        write_atomically(folder / f"slot_{k + 1:02d}.png", png(((labels == k) * 255).astype(np.uint8)))
+        write_atomically(folder / f"slot_{k + 1:02d}.png", png(np.uint8(255) * (labels == k)))
     return labels, scores
 
 
-def _record(record: dict[str, Any], name: str, labels: np.ndarray, scores: np.ndarray) -> None:
+def annotate(record: dict[str, Any], name: str, labels: np.ndarray, scores: np.ndarray) -> None:
     """Adds an image and its masks. A slot's number is in "slot"; "score" is how sure its pixels are, on average."""
     height, width = labels.shape
     number = len(record["images"]) + 1

@@ -4,7 +4,7 @@ tiny       finds objects on two CPU cores in minutes
 clevr      the paper's text, for plain scenes: a CNN encoder of 64 maps
 clevrtex   the paper's text, for textured scenes: a ResNet encoder of 4 blocks of 100 maps
 released   what the authors' published code does where it differs from their text
-best       ours: slots that know their place, an encoder that sees far, a price on area, a cheaper network
+best       ours: slots that know their place, an encoder that sees far, a cheaper network
 movi       the paper's text, for pairs of frames: clevr with 8 slots
 movi11     ours, for pairs of frames: 11 slots, a cheaper network, a price on area
 """
@@ -12,6 +12,7 @@ movi11     ours, for pairs of frames: 11 slots, a cheaper network, a price on ar
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,22 +100,69 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value, kind = getattr(self, field.name), _TYPES[field.name]
-            if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
-                raise ValueError(f"{field.name} is {value!r}; expected one of {', '.join(typing.get_args(kind))}")
-            if kind is int and not value > 0 and field.name not in ("decoder_extra", "context"):
-                raise ValueError(f"{field.name} is {value!r}; expected at least 1")
-            if typing.get_origin(kind) is tuple:  # JSON knows lists only
-                object.__setattr__(self, field.name, tuple(value))
+            value = getattr(self, field.name)
+            if isinstance(value, list):  # JSON knows no tuples
+                object.__setattr__(self, field.name, value := tuple(value))
+            _check(field.name, value)
         if self.volume and self.module != "cut":
             raise ValueError(f"module is {self.module!r} and volume is set; expected 'cut', which can go through time")
         if self.volume and self.frames < 2:
             raise ValueError(f"frames is {self.frames} and volume is set; expected at least 2")
         if self.frames > 2 and not self.volume:
             raise ValueError(f"frames is {self.frames}; expected 1 or 2, or volume")
+        if self.placed and self.frames > 1 and not self.volume:
+            raise ValueError("placed is set and slots are matched; expected images or volume, whose places stay theirs")
+        if self.placed and self.slot_dim < 4:
+            raise ValueError(f"slot_dim is {self.slot_dim} and placed is set; expected at least 4")
+        if self.frames * self.size**2 > MOST_PIXELS:
+            seen = f"frames is {self.frames} and size {self.size}"
+            raise ValueError(f"{seen}; expected clips of at most {MOST_PIXELS:,} pixels")
+        self._check_weights()
+
+    def _check_weights(self) -> None:
+        """Before any is made: a file that anybody wrote may ask for any number. Counts rather too many."""
+        e, d, wide = self.encoder_maps, self.slot_dim, max(self.encoder_maps, self.weight_maps, 8 * self.slots + 8)
+        counts = {
+            "encoder_maps": 2 * e * e * (sum(k * k for k in self.encoder_kernels) + 9 * self.context),
+            "weight_maps": wide * wide * sum(k * k for k in self.weight_kernels),
+            "feature_maps": self.streams * self.feature_maps * (e + d),
+            "hidden": (2 * self.streams + 4) * self.hidden * d + 6 * d * d,
+            "decoder_maps": 100 * max(d, *self.decoder_maps, 1) ** 2 * (8 + self.decoder_extra),
+        }
+        largest = max(counts, key=lambda name: counts[name])
+        if sum(counts.values()) > MOST_WEIGHTS:
+            seen = f"{largest} is {getattr(self, largest)}, with which the model would have {sum(counts.values()):.1e}"
+            raise ValueError(f"{seen} weights; expected at most {MOST_WEIGHTS:.0e}")
 
 
 _TYPES = typing.get_type_hints(ModelConfig)
+MOST_WEIGHTS, MOST_PIXELS = 10**9, 2**26
+MOST = {"size": 2048, "slots": 255, "streams": 64, "decoder_extra": 64, "context": 64}  # slots: a label is a byte
+MOST_OTHERWISE = 65_536
+
+
+def _check(name: str, value: typing.Any) -> None:
+    """One of the numbers, by itself; a sentence if it is not of its kind."""
+    kind, choices = _TYPES[name], typing.get_args(_TYPES[name])
+    least, most = int(name not in ("decoder_extra", "context")), MOST.get(name, MOST_OTHERWISE)
+    if typing.get_origin(kind) is Literal:
+        right, wanted = value in choices, f"one of {', '.join(map(str, choices))}"
+    elif typing.get_origin(kind) is tuple:
+        right = isinstance(value, tuple) and len(value) <= 64 and all(_is_whole(n, 1, most) for n in value)
+        wanted = f"at most 64 whole numbers from 1 to {most:,}"
+    elif kind is int:
+        right, wanted = _is_whole(value, least, most), f"at least {least} and at most {most:,}"
+    elif kind is bool:
+        right, wanted = isinstance(value, bool), "true or false"
+    else:
+        right = _is_whole(value, -most, most) or (isinstance(value, float) and abs(value) <= most)
+        right, wanted = right or (value is None and type(None) in choices), f"a number of at most {most:,}"
+    if not right:
+        raise ValueError(f"{name} is {reprlib.repr(value)}; expected {wanted}")
+
+
+def _is_whole(value: typing.Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 @dataclass(frozen=True)
@@ -146,10 +194,6 @@ class TrainConfig:
     nothing (the paper)."""
     area_from: int
     """The step from which it costs; the price rises over as many steps again."""
-    area_until: int
-    """The step from which it is let go, over as many steps again, to what is left of it; 0 for never."""
-    area_rest: float
-    """What is left of the price then."""
     eval_every: int
     """Steps between evaluations."""
     eval_images: int
@@ -265,8 +309,6 @@ PRESETS: dict[str, TrainConfig] = {
         clip=1.0,
         area_price=0.0,
         area_from=0,
-        area_until=0,
-        area_rest=0.0,
         eval_every=200,
         eval_images=96,
         images=1_100,
@@ -284,8 +326,6 @@ PRESETS: dict[str, TrainConfig] = {
         clip=1.0,
         area_price=0.0,
         area_from=0,
-        area_until=0,
-        area_rest=0.0,
         eval_every=1_000,
         eval_images=320,
     ),
@@ -295,8 +335,7 @@ PRESETS["released"] = dataclasses.replace(
     PRESETS["clevrtex"], model=RELEASED, preset="released", warmup=0, decay=0.8, decay_steps=20_000, clip=0.0
 )
 
-# Ours for images. Placed slots and context make slots follow objects instead of regions; the price unites the ground
-# and is then let go, for borders to become true.
+# Ours for images. Placed slots and context make slots follow objects instead of regions.
 BEST = dataclasses.replace(
     CLEVR,
     slots=11,
@@ -319,10 +358,6 @@ PRESETS["best"] = dataclasses.replace(
     lr=1e-3,
     warmup=200,
     decay_steps=3_500,
-    area_price=2e-3,
-    area_from=1_500,
-    area_until=4_000,
-    area_rest=2e-4,
     eval_every=500,
 )
 

@@ -23,6 +23,7 @@ import contextlib
 import json
 import os
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,10 +35,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import cutslots
-from cutslots.disk import claim, naming, progress, write_atomically
+from cutslots.disk import append_line, claimed, progress, write_atomically
 from cutslots.model import Discovery, Found, PairDiscovery, VolumeDiscovery, full, load
-from cutslots.predict import at_size, usable
-from cutslots.report import blend, paint
+from cutslots.predict import at_size, overlaid, usable
 from cutslots.scenes.files import palette_image, png
 from cutslots.video import LONGEST_GIF, Movie, has_pyav, open_video
 
@@ -178,28 +178,38 @@ def track(
     if (out / "masks").exists() and not (out / "track.json").is_file():
         raise ValueError(f"out: {out} holds masks/ that track did not write; choose another folder")
     request = {"weights": str(weights), "video": str(video), "join": join, "version": cutslots.__version__}
-    claim(out, "track.json", request, overwrite)
-    for old in (out / "tracks.json", out / "overlay.mp4", out / "overlay.gif", *(out / "masks").glob("*.png")):
-        old.unlink(missing_ok=True)
-    (out / "masks").mkdir(exist_ok=True)
     torch.manual_seed(0)  # Slot Attention draws its slots
-    lines = out / "tracks.json.part"
-    with naming(lines), lines.open("w") as record, movie or contextlib.nullcontext(), progress() as bar:
-        task = bar.add_task("frames", total=opened.length)
-        for count, picture in enumerate(opened.frames, 1):
-            labels = _follow(tracker, model, picture)
-            write_atomically(out / "masks" / f"{count - 1:06d}.png", png(palette_image(labels + 1)))
-            if movie:
-                movie.add(blend(np.asarray(picture), paint(labels)))
-            if count == 1:
-                facts = {"video": video.name, "width": picture.width, "height": picture.height, "rate": opened.rate}
-                record.write(json.dumps(facts)[:-1] + ', "frames": [')
-            record.write(("," if count > 1 else "") + "\n" + json.dumps(_boxes(labels)))
-            bar.advance(task)
-        record.write("\n]}\n")
-    os.replace(lines, out / "tracks.json")
+    with claimed(out, "track.json", request, overwrite, last="tracks.json"), _part(out / "tracks.json") as record:
+        for old in (*out.glob("overlay.mp4*"), *out.glob("overlay.gif*"), *(out / "masks").glob("*.png*")):
+            old.unlink()
+        (out / "masks").mkdir(exist_ok=True)
+        with movie or contextlib.nullcontext(), progress() as bar:
+            task = bar.add_task("frames", total=opened.length)
+            for count, picture in enumerate(opened.frames, 1):
+                labels = _follow(tracker, model, picture)
+                write_atomically(out / "masks" / f"{count - 1:06d}.png", png(palette_image(labels + 1)))
+                if movie:
+                    movie.add(overlaid(picture, labels))
+                if count == 1:
+                    facts = {"video": video.name, "width": picture.width, "height": picture.height, "rate": opened.rate}
+                    append_line(record, (json.dumps(facts)[:-1] + ', "frames": [').encode())
+                append_line(record, (("," if count > 1 else "") + json.dumps(_boxes(labels))).encode())
+                bar.advance(task)
+            append_line(record, b"]}")
     shown = f", {out / f'overlay.{kind}'}" if movie else ""
     print(f"wrote {count} frames to {out}: {out / 'tracks.json'}{shown}, masks/")
+
+
+@contextlib.contextmanager
+def _part(path: Path) -> Iterator[Path]:
+    """A file to append to, which has its name once it is whole."""
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)  # of a run that was killed
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _follow(tracker: Tracker, model: Discovery, picture: Image.Image) -> np.ndarray:
@@ -207,7 +217,7 @@ def _follow(tracker: Tracker, model: Discovery, picture: Image.Image) -> np.ndar
     side, device = model.config.size, next(model.parameters()).device
     small = np.asarray(picture.resize((side, side), Image.Resampling.BILINEAR))
     found = tracker(torch.from_numpy(small.copy()).permute(2, 0, 1)[None].to(device))
-    return at_size(found.masks[0], (picture.height, picture.width))[0].numpy().astype(np.uint8)
+    return at_size(found.masks[0], (picture.height, picture.width))[0].numpy()
 
 
 def _boxes(labels: np.ndarray) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from cutslots.data.folder import MOST_PIXELS, list_images, read_image
+from cutslots.data.folder import check_picture, list_images, read_image
 from cutslots.disk import naming, write_atomically
 
 RATE = 12.0  # frames a second, where a source does not say
@@ -48,8 +48,7 @@ def open_video(path: Path) -> Video:
 def _open_pictures(path: Path) -> Video:
     try:
         with Image.open(path) as picture:
-            if picture.width * picture.height > MOST_PIXELS:
-                raise ValueError(f"it has {picture.width}x{picture.height} pixels; expected at most {MOST_PIXELS:,}")
+            check_picture(picture)
             picture.load()  # some kinds tell the duration of a frame only then
             count, duration = getattr(picture, "n_frames", 1), picture.info.get("duration", 0)
     except Exception as error:  # Pillow's readers raise whatever they meet
@@ -160,14 +159,14 @@ class Movie:
     def __exit__(self, kind: Any, *_: object) -> None:
         if self.container is not None:
             try:
-                if kind is None:
-                    self._encode(None)
+                with naming(self.path):
+                    if kind is None:
+                        self._encode(None)
+                    self.container.close()
+                    if kind is None:
+                        os.replace(self.part, self.path)
             finally:
-                self.container.close()
-                if kind is not None:
-                    self.part.unlink(missing_ok=True)
-            if kind is None:
-                os.replace(self.part, self.path)
+                self.part.unlink(missing_ok=True)
         elif self.pictures and kind is None:
             data = io.BytesIO()
             first, *rest = self.pictures

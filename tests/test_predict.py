@@ -15,6 +15,7 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
+from cutslots import reading
 from cutslots.model import Discovery, load, save
 from cutslots.predict import find, predict, run_lengths
 from cutslots.presets import PRESETS
@@ -63,7 +64,7 @@ def slots(folder):
 
 @pytest.mark.parametrize("name", SIZES)
 def test_files_have_the_size_of_the_picture(done, name):
-    assert {p.name for p in done.iterdir()} == {*SIZES, "masks.json", "predict.json"}
+    assert {p.name for p in done.iterdir()} == {*SIZES, "masks.json", "predict.json", ".lock"}
     files = {p.name for p in (done / name).iterdir()}
     assert {p for p in files if not p.startswith("slot_")} == {"overlay.png", "labels.png", "reconstruction.png"}
     for file in files:
@@ -93,13 +94,16 @@ def test_files_hold_what_is_found(done, weights, pictures):
     assert all(scores[k] >= 1 / 6 for k in np.unique(labels)), "the winner of six has a sixth at least"
 
 
-def test_masks_are_the_models_where_sizes_are_equal(weights):
+@pytest.mark.parametrize("masks", ["decoder", "joined"])
+def test_masks_are_the_models_where_sizes_are_equal(weights, masks):
     model = load(weights)
     picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (16, 16, 3), dtype=np.uint8))
     with torch.no_grad():
         found = model(torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None])
-    labels, scores, _ = find(model, picture)
-    best = found.masks[0].max(0)
+    image = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]
+    soft = {"decoder": found.masks[0], "joined": reading.read(found, image)[0]}[masks]
+    labels, scores, _ = find(model, picture, masks)
+    best = soft.max(0)
     assert np.array_equal(labels, best.indices)
     for k in np.unique(labels):
         assert scores[k] == pytest.approx(best.values[best.indices == k].mean().item(), abs=1e-5)
@@ -126,7 +130,7 @@ def test_coco_reads_the_masks(done, capsys):
 
 def test_one_picture(weights, pictures, done, tmp_path):
     assert predict(weights, pictures / "tall.png", tmp_path / "out", device="cpu")
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"tall", "masks.json", "predict.json"}
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"tall", "masks.json", "predict.json", ".lock"}
     for file in (done / "tall").iterdir():
         assert (tmp_path / "out" / "tall" / file.name).read_bytes() == file.read_bytes(), "alone or among others"
 

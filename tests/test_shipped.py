@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import socket
 import subprocess
@@ -116,7 +117,13 @@ def test_half_refuses_what_float16_cannot_hold(tmp_path, value):
         save(model, tmp_path, half=True)
     assert not list(tmp_path.iterdir()), "nothing was written"
     save(model, tmp_path)
-    load(tmp_path)  # float32 holds it
+    if math.isfinite(value):
+        load(tmp_path)  # float32 holds it
+        return
+    with pytest.raises(
+        ValueError, match=r"model\.safetensors holds values in decoder\.\S+ that are not finite; expected"
+    ):
+        load(tmp_path)
 
 
 def test_half_holds_the_largest_and_the_smallest(tmp_path):

@@ -20,6 +20,8 @@ from cutslots.scenes.dataset import Indices, Sample, whole_numbers
 from cutslots.scenes.draw import SPLITS
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
+# Of what Pillow reads, some would start other programs (EPS) or have unpacked without end (FITS).
+FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "PPM", "TIFF", "JPEG2000", "AVIF")
 MOST_PIXELS = 89_478_485  # Pillow's own bound, beyond which it warns of decompression bombs
 HELD_OUT = 10  # every tenth image is for validation, when a folder is learned from
 
@@ -79,11 +81,11 @@ class Folder(Dataset[Sample]):
         return image, read_mask(self.path / "masks" / f"{file.stem}.png", picture.size, self.size)
 
 
-def list_images(folder: Path) -> list[Path]:
-    """The pictures in a folder, by name. Two of one stem are refused: they would share a mask."""
-    files = sorted(
-        p for p in folder.iterdir() if p.suffix.lower() in ENDINGS and not p.name.startswith(".") and p.is_file()
-    )
+def list_images(folder: Path, by_name: bool = False) -> list[Path]:
+    """The pictures in a folder, in the order of names; what has the name of one and is no file only if so asked. Two of
+    one stem are refused: they would share a mask."""
+    named = (p for p in folder.iterdir() if p.suffix.lower() in ENDINGS and not p.name.startswith("."))
+    files = sorted(p for p in named if by_name or p.is_file())
     seen: dict[str, Path] = {}
     for file in files:
         if file.stem in seen:
@@ -128,12 +130,21 @@ def read_mask(file: Path, shape: tuple[int, int], size: int) -> np.ndarray:
     return _opened(file, convert)
 
 
+def check_picture(picture: Image.Image) -> None:
+    """Before any pixel of it is read."""
+    if picture.format not in FORMATS:
+        raise ValueError(f"it is {picture.format}; expected one of {', '.join(FORMATS)}")
+    if picture.width * picture.height > MOST_PIXELS:
+        raise ValueError(f"it has {picture.width}x{picture.height} pixels; expected at most {MOST_PIXELS:,}")
+
+
 def _opened(file: Path, convert: Callable[[Image.Image], Any]) -> Any:
     """What `convert` makes of the file; whatever is wrong with it is said in a sentence that names it."""
     try:
+        if file.exists() and not file.is_file():  # to open a pipe would wait for somebody to write to it
+            raise ValueError("it is no file")
         with Image.open(file) as picture:
-            if picture.width * picture.height > MOST_PIXELS:
-                raise ValueError(f"it has {picture.width}x{picture.height} pixels; expected at most {MOST_PIXELS:,}")
+            check_picture(picture)
             return convert(picture)
     except FileNotFoundError:
         raise ValueError(f"there is no {file}") from None

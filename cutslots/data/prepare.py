@@ -110,6 +110,7 @@ def _resume(out: Path, request: dict[str, Any], overwrite: bool) -> int | None:
             )
         found = None
     if found is not None and "rows" in found and not overwrite and _whole(out, found):
+        (out / "progress.json").unlink(missing_ok=True)  # of a run that was killed between the last two lines of it
         return None
     (out / "manifest.json").unlink(missing_ok=True)  # first: what is being replaced is whole no more
     if found is not None and not overwrite and {"pieces", "sizes"} <= found.keys():

@@ -13,14 +13,13 @@ from __future__ import annotations
 import colorsys
 import io
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from cutslots.disk import append_line, progress, write_atomically
+from cutslots.disk import append_line, claimed, progress, write_atomically
 from cutslots.scenes.dataset import Scenes
 from cutslots.scenes.draw import FAMILIES
 from cutslots.scenes.physics import FRAMES_A_SECOND
@@ -40,8 +39,12 @@ PALETTE = np.array(
 
 def generate(scenes: Scenes, out: Path, overwrite: bool = False, quiet: bool = False) -> None:
     """Writes all scenes below `out`; goes on with what an interrupted run of the same request has left."""
-    lines = _prepare(out, scenes.request(), overwrite)
-    with progress(quiet) as bar:
+    request = scenes.request()
+    stamped = claimed(out, "generate.json", request, overwrite, last="contact_sheet.png", empty=True)
+    with stamped, progress(quiet) as bar:
+        for name in ("images", "masks"):
+            (out / name).mkdir(exist_ok=True)
+        lines = _finished(out, request)
         task = bar.add_task(f"{scenes.family} {scenes.split}", total=len(scenes), completed=lines)
         step = max(1, 16 // scenes.frames)
         for i in range(lines, len(scenes), step):
@@ -52,24 +55,7 @@ def generate(scenes: Scenes, out: Path, overwrite: bool = False, quiet: bool = F
                 # The line comes after its files: a scene that has one is whole.
                 append_line(out / "scenes.jsonl", json.dumps(fact).encode())
                 bar.advance(task)
-    write_atomically(out / "contact_sheet.png", png(contact_sheet(scenes)))
-
-
-def _prepare(out: Path, request: dict[str, Any], overwrite: bool) -> int:
-    """Makes the folders; how many scenes an earlier run of the same request has finished."""
-    stamp = out / "generate.json"
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file; expected a folder to write to")
-    if out.is_dir() and any(out.iterdir()):
-        if not overwrite and not (stamp.exists() and _load(stamp) == request):
-            raise ValueError(f"{out} is not empty and holds something else; choose another folder or pass --overwrite")
-        if overwrite:
-            for child in out.iterdir():
-                shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
-    for name in ("images", "masks"):
-        (out / name).mkdir(parents=True, exist_ok=True)
-    write_atomically(stamp, json.dumps(request, indent=1).encode())
-    return _finished(out, request)
+        write_atomically(out / "contact_sheet.png", png(contact_sheet(scenes)))
 
 
 def _finished(out: Path, request: dict[str, Any]) -> int:
@@ -85,13 +71,6 @@ def _finished(out: Path, request: dict[str, Any]) -> int:
     if good < len(lines):
         write_atomically(truth, b"".join(lines[:good]))
     return good
-
-
-def _load(path: Path) -> object:
-    try:
-        return json.loads(path.read_text())
-    except ValueError:
-        return None
 
 
 def _write_scene(out: Path, name: str, image: np.ndarray, mask: np.ndarray) -> None:

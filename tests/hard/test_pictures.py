@@ -1,0 +1,87 @@
+"""Folders that hold anything but pictures."""
+
+import contextlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cutslots import predict as predicting
+from cutslots.model import load
+from cutslots.predict import find, overlaid, predict
+from cutslots.report import blend, paint
+from tests.hard.pictures import grey, judged, predicted, write_hostile
+from tests.small_runs import FORKED
+
+
+def test_a_folder_of_hostile_pictures(tmp_path):
+    """Each bad one is refused in a sentence, all others are written, and little memory is taken."""
+    expected = write_hostile(tmp_path / "in", count=150)
+    shown = predicted(tmp_path / "in", tmp_path / "out", seconds=120)
+    wrong = {name: x for name, x in judged(expected, tmp_path / "in", tmp_path / "out", shown).items() if x}
+    assert not wrong, wrong
+    assert shown.peak < 2**30
+
+
+@pytest.mark.parametrize(
+    "make, said",
+    [
+        (os.mkfifo, "a.png cannot be read as a picture: it is no file"),
+        (lambda path: path.symlink_to("/dev/zero"), "a.png cannot be read as a picture: it is no file"),
+        (
+            lambda path: path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"),
+            ": it is EPS; expected one",
+        ),
+    ],
+)
+def test_what_is_no_picture(tmp_path, capsys, make, said):
+    make(tmp_path / "a.png")
+    assert not predict("tiny", tmp_path / "a.png", tmp_path / "out", "cpu")
+    assert said in capsys.readouterr().out
+
+
+def as_nobody(images, out, log):
+    """Predicts as a user who is not root; what is to be loaded for it was loaded as root."""
+    with open(log, "w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        predict("tiny", images / "yours.png", out.with_name("first"), "cpu")
+        os.setuid(65534)
+        sys.exit(not predict("tiny", images, out, "cpu"))
+
+
+def test_a_picture_that_nobody_may_read():
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o777)
+        images, out, log = (Path(place) / name for name in ("images", "out", "log"))
+        images.mkdir()
+        for name, mode in (("mine", 0), ("yours", 0o644)):
+            (images / f"{name}.png").write_bytes(grey(9, 9))
+            (images / f"{name}.png").chmod(mode)
+        if os.geteuid() == 0:
+            process = FORKED.Process(target=as_nobody, args=(images, out, log))
+            process.start()
+            process.join()
+            said, status = log.read_text(), process.exitcode
+        else:
+            said, status, _ = predicted(images, out)
+        assert f"cutslots: {images / 'mine.png'} cannot be read as a picture: [Errno 13] Permission denied" in said
+        assert status == 1 and "wrote 1 of 2 pictures" in said
+
+
+def test_a_large_picture_is_coloured_in_parts(rng):
+    picture, labels = Image.fromarray(rng.integers(0, 256, (150, 7, 3), dtype=np.uint8)), rng.integers(0, 6, (150, 7))
+    assert np.array_equal(overlaid(picture, labels), blend(np.asarray(picture), paint(labels)))
+
+
+def test_scores_of_more_pixels_than_float32_can_count(monkeypatch):
+    """A running sum in float32 would not pass 2^24."""
+    shape = (5000, 5000)
+    monkeypatch.setattr(
+        predicting, "at_size", lambda *_: (torch.zeros(shape, dtype=torch.uint8), torch.full(shape, 0.9))
+    )
+    _, scores, _ = find(load("tiny"), Image.new("RGB", (8, 8)))
+    assert scores[0] == pytest.approx(0.9, abs=1e-6) and not scores[1:].any()

@@ -1,0 +1,109 @@
+"""Visitors of `cutslots app`, as its page speaks for them: whatever can be clicked is clicked, in any order."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.hard.pictures import grey, whole_files
+
+
+class Server:
+    def __init__(self, address: str, process: subprocess.Popen, log: Path) -> None:
+        self.address, self.process, self.log = address, process, log
+
+    def held(self) -> int:
+        """Bytes of memory that it has."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def faults(self) -> list[str]:
+        """Errors that it has met, but for Gradio's own, which are of values that no hand could give."""
+        found = re.findall(r"(?m)^[\w.]*(?:Error|Exception)\b.*", self.log.read_text())
+        return sorted({line for line in found if not line.startswith("gradio.exceptions.Error: ")})
+
+    def ask(self, path: str, data: bytes | None = None, kind: str = "application/json") -> Any:
+        request = urllib.request.Request(self.address + path, data, {"Content-Type": kind})
+        return urllib.request.urlopen(request, timeout=120)
+
+
+@contextlib.contextmanager
+def app(log: Path) -> Iterator[Server]:
+    command = [sys.executable, "-m", "cutslots", "app", "--port", "0", "--device", "cpu"]
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
+    try:
+        assert process.stdout
+        found = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
+        assert found, log.read_text()
+        yield Server(found[0], process, log)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+
+
+class Visitor:
+    """One page in one browser. It keeps what the page shows, and sends it back with what it asks for."""
+
+    def __init__(self, server: Server, rng: np.random.Generator) -> None:
+        self.server, self.rng, self.session = server, rng, uuid.uuid4().hex[:11]
+        config = json.load(server.ask("/config"))
+        self.prefix = config.get("api_prefix", "")
+        self.parts = {each["id"]: each for each in config["components"]}
+        self.shown = {name: each["props"].get("value") for name, each in self.parts.items()}
+        self.events = [each for each in config["dependencies"] if each["backend_fn"]]
+
+    def do_anything(self) -> bool:
+        """One click, slide or upload, after which the page is as the server says; False if that was an error."""
+        event = self.events[self.rng.integers(len(self.events))]
+        for name in event["inputs"]:
+            self.shown[name] = self._chosen(self.parts[name])
+        seen = {"slot": int(self.rng.integers(4)), "x": 5, "y": 5, "marks": ""}
+        asked = {"data": [self.shown[name] for name in event["inputs"]], "fn_index": event["id"], "event_data": seen}
+        asked |= {"session_hash": self.session, "trigger_id": event["targets"][0][0]}
+        self.server.ask(f"{self.prefix}/queue/join", json.dumps(asked).encode()).read()
+        with self.server.ask(f"{self.prefix}/queue/data?session_hash={self.session}") as answers:
+            for line in answers:
+                said = json.loads(line[5:]) if line.startswith(b"data:") else {}
+                if said.get("msg") == "process_completed":
+                    return bool(said["success"])
+        return False
+
+    def _chosen(self, part: dict[str, Any]) -> Any:
+        """Another value of a part of the page, as a hand would give it."""
+        props, rng = part["props"], self.rng
+        if part["type"] in ("slider", "number"):
+            low, high = props.get("minimum") or 0, min(props.get("maximum") or 100, 1000)
+            value = rng.uniform(low, high)
+            return int(value) if props.get("step") == 1 or props.get("precision") == 0 else round(value, 2)
+        if part["type"] in ("radio", "dropdown"):
+            return props["choices"][rng.integers(len(props["choices"]))][1] if rng.random() < 0.95 else "no such thing"
+        if part["type"] == "checkboxgroup":
+            return [str(k) for k in range(4) if rng.random() < 0.4]
+        if part["type"] in ("file", "uploadbutton"):
+            return self._uploaded()
+        return None if part["type"] == "state" else self.shown[part["id"]]
+
+    def _uploaded(self) -> dict[str, Any]:
+        """A file of any kind, good or cut short, once it is on the server."""
+        files = whole_files(self.rng) | {"large.png": grey(3000, 2000), "text.png": b"none", "film.gif": b"GIF89a"}
+        name = str(self.rng.choice(list(files)))
+        data = files[name] if self.rng.random() < 0.7 else files[name][: len(files[name]) // 2]
+        mark = uuid.uuid4().hex
+        head = f'--{mark}\r\nContent-Disposition: form-data; name="files"; filename="{name}"\r\n'
+        body = f"{head}Content-Type: application/octet-stream\r\n\r\n".encode() + data + f"\r\n--{mark}--\r\n".encode()
+        kind = f"multipart/form-data; boundary={mark}"
+        path = json.load(self.server.ask(f"{self.prefix}/upload", body, kind))[0]
+        return {"path": path, "orig_name": name, "size": len(data), "meta": {"_type": "gradio.FileData"}}
