@@ -6,6 +6,7 @@ Nothing here imports torch before a command runs, so that `cutslots --help` answ
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import os
 import platform
 import shlex
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 import cutslots
+from cutslots.disk import one_line
 from cutslots.presets import PRESETS, TrainConfig
 
 
@@ -69,7 +71,7 @@ else:  # a subcommand for each preset, whose options are its numbers
         "tiny": "finds objects on two CPU cores in minutes",
         "clevr": "the paper's text, for plain scenes",
         "clevrtex": "the paper's text, for textured scenes",
-        "best": "ours for images: placed slots, wider sight, one slot for the ground, a cheaper network",
+        "best": "ours for images: placed slots, wider sight, a cheaper network",
         "released": "what the authors' code does where it differs",
         "movi": "the paper's text, for pairs of frames of films",
         "movi11": "ours for films: more slots, a cheaper network, one slot for the ground",
@@ -137,6 +139,7 @@ def predict(
     images: tyro.conf.Positional[Path],
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])],
     device: str = "auto",
+    masks: Literal["joined", "decoder"] = "joined",
     overwrite: bool = False,
 ) -> None:
     """Find the objects in an image or in all images of a folder: overlay, masks, reconstruction, COCO JSON.
@@ -146,6 +149,8 @@ def predict(
         images: A picture or a folder of pictures, of any size and mode.
         out: The folder to write to.
         device: cpu, cuda, cuda:1, mps; by default CUDA where there is one.
+        masks: Those read from the decoder's with the picture as evidence, slots that draw the same being joined; or the
+            decoder's as they are.
         overwrite: Write over what an earlier prediction left in the folder.
     """
     # Before torch is imported: threads that wait by spinning take the cores from those they wait for. On two busy cores
@@ -153,7 +158,7 @@ def predict(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from cutslots.predict import predict
 
-    if not predict(weights, images, out, device, overwrite):
+    if not predict(weights, images, out, device, overwrite, masks):
         sys.exit(1)
 
 
@@ -233,11 +238,33 @@ def inspect(data: tyro.conf.Positional[str], images: int | None = None, out: Pat
     inspect(data, images, out)
 
 
+def app(
+    weights: tyro.conf.Positional[tuple[str, ...]] = (),
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    device: str = "auto",
+) -> None:
+    """Serve a page to try models and cuts on: slots found, picked, hidden, merged; one picture cut by scribbles.
+
+    Args:
+        weights: Models to choose from besides the shipped ones: run folders or .safetensors files.
+        host: Whom to answer. By default this machine alone; 0.0.0.0 answers everybody who can reach it, who may then
+            choose among the models listed but name no files.
+        port: 0 takes any that is free.
+        device: cpu, cuda, cuda:1, mps; by default CUDA where there is one.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as for predict
+    from cutslots.app import serve
+
+    serve(weights, host, port, device)
+
+
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "evaluate": evaluate,
     "predict": predict,
     "track": track,
+    "app": app,
     "generate": generate,
     "prepare": prepare,
     "inspect": inspect,
@@ -250,13 +277,15 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(cutslots.__version__)
         return
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name may hold bytes that are no text
     summary = (cutslots.__doc__ or "").split("\n")[0]
     try:
         tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="cutslots", description=summary)
     except OSError as error:
-        sys.exit(f"cutslots: {error.filename}: {error.strerror}" if error.filename else f"cutslots: {error}")
+        sys.exit("cutslots: " + one_line(f"{error.filename}: {error.strerror}" if error.filename else error))
     except (ValueError, TypeError) as error:
-        sys.exit(f"cutslots: {error}")
+        sys.exit(f"cutslots: {one_line(error)}")
     except KeyboardInterrupt:
         print("cutslots: interrupted", file=sys.stderr)
         sys.exit(130)
