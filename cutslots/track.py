@@ -180,8 +180,9 @@ def track(
     request = {"weights": str(weights), "video": str(video), "join": join, "version": cutslots.__version__}
     torch.manual_seed(0)  # Slot Attention draws its slots
     with claimed(out, "track.json", request, overwrite, last="tracks.json"), _part(out / "tracks.json") as record:
-        for old in (*out.glob("overlay.mp4*"), *out.glob("overlay.gif*"), *(out / "masks").glob("*.png*")):
-            old.unlink()
+        for name in ("overlay.mp4", "overlay.gif", "masks/*.png"):
+            for old in (*out.glob(name), *out.glob(f"{name}.part")):
+                old.unlink()
         (out / "masks").mkdir(exist_ok=True)
         with movie or contextlib.nullcontext(), progress() as bar:
             task = bar.add_task("frames", total=opened.length)

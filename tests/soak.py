@@ -130,9 +130,7 @@ class Soak:
     def sizes_of(self, name: str) -> Result:
         """Disks from too small for anything to too small for the last file."""
         job = self.undisturbed(name)
-        need = sum(4096 * -(-len(data) // 4096) for data in contents(name, self.out).values()) + 2**17 * (
-            name == "train"
-        )
+        need = sum(4096 * -(-len(data) // 4096) for data in self.whole[name].values())  # of train, not all of it
         disk = self.place / "disk"
         for share in np.linspace(0.02, 0.97, max(2, self.moments // 4)):
             with small_disk(disk, int(share * need) // 4096 * 4096 + 4096) as resize:
@@ -150,10 +148,8 @@ class Soak:
                 left = [p.name for p in out.rglob("*.part")] if name != "prepare" else []
                 wrong += [f"{left[0]} is left"] if left else []
                 resize(2**28)
-                yield [f"{share:.0%} of the room: {x}" for x in wrong + self.again(name, job, out)]
-
-    def again(self, name: str, job: Job, out: Path) -> list[str]:
-        return gone_on_with(name, job, out, self.whole[name], self.log)
+                wrong += gone_on_with(name, job, out, self.whole[name], self.log)
+                yield [f"{share:.0%} of the room: {x}" for x in wrong]
 
     # --------------------------------------------------------------------------------------------------------- at once
 
