@@ -1,6 +1,10 @@
-"""What several test modules share: the literal program solved by scipy, the judge of every fast layer."""
+"""What several test modules share: the literal program solved by scipy, the judge of every fast layer; what to do
+where a test lacks something."""
 
 from __future__ import annotations
+
+import os
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -31,6 +35,19 @@ def rng() -> np.random.Generator:
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+def need(there: object, missing: str) -> None:
+    """Skips a test for what is missing; where CUTSLOTS_REQUIRE_BROWSER is 1, as in .ci/run, fails it instead."""
+    if not there and os.environ.get("CUTSLOTS_REQUIRE_BROWSER") == "1":
+        pytest.fail(f"{missing}. CUTSLOTS_REQUIRE_BROWSER is 1, so this test may not be skipped", pytrace=False)
+    if not there:
+        pytest.skip(missing)
+
+
+@pytest.fixture(scope="session")
+def gradio() -> None:
+    need(find_spec("gradio"), "there is no Gradio: pip install 'cutslots[app]'")
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, TiffImagePlugin
 from torch.utils.data import Dataset
 
 from cutslots.scenes.dataset import Indices, Sample, whole_numbers
@@ -98,12 +98,25 @@ def read_image(file: Path) -> Image.Image:
     """A picture of any mode as RGB, the right way up. 16 bits become 8; transparency is dropped."""
 
     def convert(picture: Image.Image) -> Image.Image:
-        picture = ImageOps.exif_transpose(picture)
+        picture = ImageOps.exif_transpose(_ycbcr(picture))
         if picture.mode.startswith("I") or picture.mode == "F":
             return _deep(np.asarray(picture))
         return picture.convert("RGBA").convert("RGB") if "transparency" in picture.info else picture.convert("RGB")
 
     return _opened(file, convert)
+
+
+def _ycbcr(picture: Image.Image) -> Image.Image:
+    """The picture; if it is a TIFF of YCbCr that is not compressed, in that mode. Pillow before 13 takes it for RGBX,
+    which is what libtiff makes of compressed ones (its issue 9770)."""
+    if not isinstance(picture, TiffImagePlugin.TiffImageFile) or picture.mode != "RGB":
+        return picture
+    meant = picture.tag_v2.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION)
+    tiles: Any = picture.tile
+    if meant != 6 or any(tile.codec_name != "raw" for tile in tiles):
+        return picture
+    picture.tile = [tile._replace(args=(tile.args[0].removesuffix("X"), *tile.args[1:])) for tile in tiles]
+    return Image.merge("YCbCr", picture.split())
 
 
 def _deep(values: np.ndarray) -> Image.Image:

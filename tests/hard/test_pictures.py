@@ -12,10 +12,11 @@ import torch
 from PIL import Image
 
 from cutslots import predict as predicting
+from cutslots.data.folder import read_image
 from cutslots.model import load
 from cutslots.predict import find, overlaid, predict
 from cutslots.report import blend, paint
-from tests.hard.pictures import grey, judged, predicted, write_hostile
+from tests.hard.pictures import encoded, grey, judged, noise, predicted, write_hostile
 from tests.small_runs import FORKED
 
 
@@ -43,6 +44,17 @@ def test_what_is_no_picture(tmp_path, capsys, make, said):
     make(tmp_path / "a.png")
     assert not predict("tiny", tmp_path / "a.png", tmp_path / "out", "cpu")
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("behind", [b"", bytes(9999)])
+@pytest.mark.parametrize("compression", ["raw", "tiff_lzw"])
+def test_ycbcr_in_a_tiff(tmp_path, rng, compression, behind):
+    """Lying on its side, with or without bytes behind the pixels: no Pillow takes it for other colours."""
+    picture = Image.fromarray(noise(rng)).convert("YCbCr")
+    data = encoded(picture, "TIFF", compression=compression, tiffinfo={274: 6})
+    (tmp_path / "a.png").write_bytes(data + behind)
+    expected = np.asarray(picture.convert("RGB").transpose(Image.Transpose.ROTATE_270), dtype=int)
+    assert np.abs(np.asarray(read_image(tmp_path / "a.png"), dtype=int) - expected).max() <= 1
 
 
 def as_nobody(images, out, log):
