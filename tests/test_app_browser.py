@@ -1,9 +1,8 @@
 """The page end to end: the real server, in headless Chromium.
 
-Skipped where there is no Gradio or no Chromium, unless CUTSLOTS_REQUIRE_BROWSER=1 says that there have to be.
+Skipped where there is no Gradio, Playwright or Chromium, unless CUTSLOTS_REQUIRE_BROWSER=1 says that there have to be.
 """
 
-import importlib.util
 import io
 import json
 import os
@@ -13,16 +12,22 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import expect, sync_playwright
 
-if importlib.util.find_spec("gradio") is None and os.environ.get("CUTSLOTS_REQUIRE_BROWSER") != "1":
-    pytest.skip("there is no Gradio: pip install cutslots[app]", allow_module_level=True)
+from cutslots.app import SESSIONS
+from cutslots.app.cutting import example
+from tests.conftest import need
+
+try:
+    from playwright.sync_api import expect, sync_playwright
+except ImportError:
+    sync_playwright = None
 
 # The command itself, in a process that writes down whoever it tries to reach besides this machine.
 WATCHED = """
@@ -47,19 +52,15 @@ main()
 
 def chromium(play):
     """Where Chromium is: the system's, or Playwright's own."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if path := shutil.which(name):
-            return path
-    own = play.chromium.executable_path
-    if Path(own).exists():
-        return own
-    if os.environ.get("CUTSLOTS_REQUIRE_BROWSER") == "1":
-        pytest.fail("there is no Chromium, and CUTSLOTS_REQUIRE_BROWSER is 1: apt-get install chromium")
-    pytest.skip("there is no Chromium")
+    names = ("chromium", "chromium-browser", "google-chrome", play.chromium.executable_path)
+    path = next(filter(None, map(shutil.which, names)), None)
+    need(path, "there is no Chromium: apt-get install chromium, or python -m playwright install chromium")
+    return path
 
 
 @pytest.fixture(scope="module")
-def browser():
+def browser(gradio):
+    need(sync_playwright, "there is no Playwright: pip install playwright")
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium(play), args=["--no-sandbox"])
         yield browser
@@ -135,11 +136,11 @@ def test_objects_are_drawn_picked_hidden_merged_and_saved(page, tmp_path):
     page.get_by_role("button", name="Draw another scene").click()
     changed(page, "#found .big img", before)
     print(f"a scene drawn and shown: {time.perf_counter() - start:.2f} s")
-    numbers = [int(text) for text in page.locator("#found .number").all_inner_texts()]
+    numbers = [int(text) for text in page.locator("#found .big span").all_inner_texts()]
     assert len(numbers) >= 3 and page.locator("#found .slot").count() == len(numbers)
 
-    picture = page.locator("#found [data-pick]")
-    box, place = picture.bounding_box(), page.locator("#found .number").nth(1).bounding_box()
+    picture = page.locator("#found .big img")
+    box, place = picture.bounding_box(), page.locator("#found .big span").nth(1).bounding_box()
     middle = {"x": place["x"] + place["width"] / 2 - box["x"], "y": place["y"] + place["height"] / 2 - box["y"]}
     picture.click(position=middle)  # where the number of an object is written
     expect(page.locator("#picked .said")).to_contain_text(f"Slot {numbers[1]}:")
@@ -153,7 +154,7 @@ def test_objects_are_drawn_picked_hidden_merged_and_saved(page, tmp_path):
     before = sources(page, "#found .pictures img")
     page.locator("#hide").get_by_label(f"Slot {numbers[1]}", exact=True).check()
     changed(page, "#found .pictures img", before)
-    expect(page.locator("#found .number")).to_have_count(len(numbers) - 1)
+    expect(page.locator("#found .big span")).to_have_count(len(numbers) - 1)
 
     with page.expect_download() as download:
         page.get_by_role("button", name="Download masks").click()
@@ -224,7 +225,7 @@ def test_a_picture_is_cut_by_scribbles(page, tmp_path):
     before = sources(page, "#cuts img")
     page.get_by_role("tab", name="Objects").click()
     page.get_by_role("tab", name="The cut").click()
-    page.locator("#board").get_by_label("background").check()
+    page.locator("#brush").get_by_label("background").check()
     canvas.focus()
     for key in ("ArrowDown", "ArrowDown", "Space"):
         page.keyboard.press(key)
@@ -241,6 +242,79 @@ def test_a_picture_is_cut_by_scribbles(page, tmp_path):
     (tmp_path / "notes.png").write_text("these are not pixels")
     chosen(page, tmp_path / "notes.png")
     expect(page.get_by_text("notes.png cannot be read as a picture")).to_be_visible()
+
+
+def holds(page, count):
+    """Waits until so many pixels of the canvas hold a mark."""
+    test = """count => { const canvas = document.querySelector('#board canvas');
+        const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+        return data.filter((value, i) => i % 4 === 3 && value).length === count; }"""
+    page.wait_for_function(test, arg=int(count))
+
+
+@pytest.mark.parametrize("button", ["Example", "Clear"])
+def test_what_was_scribbled_goes_away_each_time(page, button):
+    page.get_by_role("tab", name="The cut").click()
+    at_first = np.count_nonzero(example()[1])
+    after = at_first if button == "Example" else 0
+    for before in (at_first, after):
+        page.locator("#board canvas").focus()
+        page.keyboard.press("Space")
+        page.keyboard.press("Tab")
+        holds(page, before + 9)  # in the middle, where the example has no mark
+        page.get_by_role("button", name=button).click()
+        holds(page, after)
+
+
+def test_numbers_that_will_not_do_are_said_in_a_sentence(page):
+    number = lambda name: page.get_by_role("spinbutton", name=name)
+    number("Seed").fill("-5")
+    expect(page.get_by_text("seed is -5; expected")).to_be_visible()
+    number("Seed").fill("0")
+    for value, said in (("99", "objects is (99, 99)"), ("", "objects is (0, 0)")):
+        number("Objects").fill(value)
+        expect(page.get_by_text(said)).to_be_visible()
+    page.get_by_role("tab", name="The cut").click()
+    for value, said in (("99", "gamma is 99"), ("", "gamma is None")):
+        number("gamma").fill(value)
+        expect(page.get_by_text(said)).to_be_visible()
+    assert not page.get_by_text("Error", exact=True).count()
+
+
+def visit(server, session):
+    """A scene is drawn for somebody else."""
+    config = json.load(urllib.request.urlopen(f"{server}/config"))
+    draw = next(each for each in config["dependencies"] if each["api_name"] == "draw")
+    asked = {"data": ["tiny", "plain", 7, 2, "joined"], "fn_index": draw["id"], "session_hash": session}
+    headers = {"Content-Type": "application/json"}
+    join = urllib.request.Request(f"{server}/gradio_api/queue/join", json.dumps(asked).encode(), headers)
+    urllib.request.urlopen(join).read()
+    assert (
+        b"process_completed" in urllib.request.urlopen(f"{server}/gradio_api/queue/data?session_hash={session}").read()
+    )
+
+
+def test_visitors_do_not_see_each_other_and_few_are_remembered(browser, server, page):
+    context = browser.new_context()
+    other = context.new_page()
+    other.goto(server)
+    other.get_by_role("button", name="Draw another scene").click()
+    expect(other.locator("#found .status")).to_contain_text("plain_1_4")
+    for each, name in ((page, "plain_0_4"), (other, "plain_1_4")):
+        each.locator("#found .slot").nth(1).click()
+        expect(each.locator("#found .slot[aria-pressed=true]")).to_have_count(1)
+        expect(each.locator("#found .status")).to_contain_text(name)
+    page.locator("#hide").get_by_label("Slot").first.check()
+    expect(page.locator("#found .faded")).to_have_count(1)
+    other.locator("#found .slot").nth(0).click()
+    expect(other.locator("#found .slot").nth(0)).to_have_attribute("aria-pressed", "true")
+    assert not other.locator("#found .faded").count()
+    context.close()
+    for number in range(SESSIONS):
+        visit(server, f"visitor{number}")
+    page.locator("#hide").get_by_label("Slot").nth(1).check()
+    expect(page.get_by_text("has been forgotten; reload it")).to_be_visible()
+    assert page.locator("#found .slot").count() and not page.get_by_text("Error", exact=True).count()
 
 
 @pytest.mark.parametrize("width", [400, 1400])
