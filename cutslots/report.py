@@ -215,7 +215,8 @@ STYLE = """
 }
 * { box-sizing: border-box; }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); margin: 0 auto;
-       max-width: 1320px; padding: 1.2rem; }
+       max-width: 1320px; padding: 1.2rem; overflow-wrap: anywhere; }
+:focus-visible { outline: 2px solid var(--ink); outline-offset: 2px; }
 h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .6rem; } p { max-width: 46rem; }
 .facts { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1rem 0; padding: 0; list-style: none; }
 .facts li { background: var(--card); border-radius: 8px; padding: .5rem .9rem; min-width: 7rem; }
@@ -224,15 +225,16 @@ h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2r
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .8rem .3rem 0; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
-tr.paper td { color: var(--soft); }
+th:first-child, th:nth-child(2) { text-align: left; }
+tbody th { font-weight: inherit; white-space: normal; min-width: 8.5rem; } tr.paper { color: var(--soft); }
 .row { display: flex; flex-wrap: wrap; gap: 6px 18px; padding: .7rem 0; border-bottom: 1px solid var(--line); }
 .row > div { display: flex; flex-wrap: wrap; gap: 6px; }
 .row > div + div { flex: 1 1 300px; align-content: flex-start; }
 .row figure { margin: 0; width: 120px; } .row > div + div figure { width: 74px; }
 .row img { width: 100%; aspect-ratio: 1; display: block; border-radius: 4px; outline: 1px solid var(--line); }
 figure.wide { margin: 0 0 1rem; } .wide img { max-width: 100%; height: auto; display: block; }
-svg { max-width: 100%; height: auto; background: #fff; border-radius: 8px; }
+.curves { display: flex; flex-wrap: wrap; gap: .6rem; }
+.curves img { max-width: 100%; height: auto; background: #fff; border-radius: 8px; }
 .screen { overflow: hidden; aspect-ratio: 1; border-radius: 4px; outline: 1px solid var(--line); }
 .row .screen img { width: calc(100% * var(--n)); max-width: none; aspect-ratio: auto; border-radius: 0; outline: 0;
                    transform: translateX(calc(-100% * var(--f, 0) / var(--n))); }
@@ -241,9 +243,10 @@ svg { max-width: 100%; height: auto; background: #fff; border-radius: 8px; }
 .player button { font: inherit; width: 5rem; } .player input { width: min(24rem, 60%); vertical-align: middle; }
 .film { align-items: center; gap: 6px; padding: .2rem 0; border: 0; } .film > span { width: 4.5rem; font-size: .8rem; }
 .film img { width: min(128px, 20vw); }
-pre { background: var(--card); padding: .8rem; border-radius: 8px; overflow-x: auto; font-size: .8rem; }
+pre { background: var(--card); padding: .8rem; border-radius: 8px; white-space: pre-wrap; font-size: .8rem; }
 @media (max-width: 600px) {
   body { padding: .8rem; } .row figure { width: 108px; } .row > div + div figure { width: 56px; }
+  .wide img { width: 48rem; max-width: none; }
 }
 """
 
@@ -251,12 +254,14 @@ pre { background: var(--card); padding: .8rem; border-radius: 8px; overflow-x: a
 SCRIPT = """
 for (const player of document.querySelectorAll('.player')) {
   const slider = player.querySelector('input'), button = player.querySelector('button');
+  const name = button.getAttribute('aria-label').slice('play '.length);
   let timer = null;
+  const say = word => { button.textContent = word; button.setAttribute('aria-label', `${word} ${name}`); };
   const show = () => player.style.setProperty('--f', slider.value);
   slider.addEventListener('input', show);
   button.addEventListener('click', () => {
-    if (timer) { clearInterval(timer); timer = null; button.textContent = 'play'; return; }
-    button.textContent = 'pause';
+    if (timer) { clearInterval(timer); timer = null; say('play'); return; }
+    say('pause');
     timer = setInterval(() => { slider.value = (+slider.value + 1) % (+slider.max + 1); show(); }, 1000 / 12);
   });
 }
@@ -268,7 +273,7 @@ def page(title: str, lead: str, *sections: str) -> bytes:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>'
-        f"<body><h1>{html.escape(title)}</h1><p>{html.escape(lead)}</p>{''.join(sections)}"
+        f"<body><main><h1>{html.escape(title)}</h1><p>{html.escape(lead)}</p>{''.join(sections)}</main>"
         f"{script}</body></html>"
     ).encode()
 
@@ -283,18 +288,24 @@ def facts(values: dict[str, str]) -> str:
     return f'<ul class="facts">{items}</ul>'
 
 
+def scroller(name: str, content: str) -> str:
+    """A box that scrolls sideways by itself, with the keys too: the page does not."""
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{name}">{content}</div>'
+
+
 def table_html(results: dict[str, Any]) -> str:
     shown = _shown(results)
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in ("data", "", *(SCORES[s] for s in shown)))
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("data", "method", *(SCORES[s] for s in shown)))
     ours = [("", row) for row in our_rows(results)]
     theirs = [("paper", (f"published, {data}", method, scores)) for data, method, scores in paper_rows(results)]
     body = "".join(
-        f'<tr class="{kind}"><td>{html.escape(data)}</td><td>{html.escape(method)}</td>'
+        f'<tr class="{kind}">'
+        + "".join(f'<th scope="row">{html.escape(name)}</th>' for name in (data, method))
         + "".join(f"<td>{_number(scores.get(s))}</td>" for s in shown)
         + "</tr>"
         for kind, (data, method, scores) in ours + theirs
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return scroller("scores", f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
 
 
 def rows_html(pictures: Pictures) -> str:
@@ -306,7 +317,8 @@ def rows_html(pictures: Pictures) -> str:
             for c, p in pictures.columns(i).items()
         ]
         groups = ("".join(cell for is_slot, cell in columns if is_slot == wanted) for wanted in (False, True))
-        rows.append(f'<div class="row">{"".join(f"<div>{group}</div>" for group in groups)}</div>')
+        cells = "".join(f"<div>{group}</div>" for group in groups)
+        rows.append(f'<div class="row" role="group" aria-label="image {i + 1}">{cells}</div>')
     return "".join(rows)
 
 
@@ -334,11 +346,11 @@ def player_html(film: Pictures, name: str) -> str:
     columns = [film.columns(t) for t in range(len(film.image))]
     fullest = max(columns, key=len)  # a frame without objects has no picture of true ones
     shown = [caption for caption in fullest if not caption.startswith("slot")]
+    strips = {caption: _strip([c.get(caption, c["image"]) for c in columns]) for caption in shown}
     screens = "".join(
-        f'<figure><div class="screen"><img alt="{html.escape(f"{name}, {caption}")}" '
-        f'src="data:image/jpeg;base64,{_strip([c.get(caption, c["image"]) for c in columns])}"></div>'
+        f'<figure><div class="screen">{_img("jpeg", strip, f"{name}, {caption}")}</div>'
         f"<figcaption>{caption}</figcaption></figure>"
-        for caption in shown
+        for caption, strip in strips.items()
     )
     last = len(film.image) - 1
     return (
@@ -348,40 +360,54 @@ def player_html(film: Pictures, name: str) -> str:
     )
 
 
-def _strip(frames: list[np.ndarray]) -> str:
+def _strip(frames: list[np.ndarray]) -> bytes:
     """Frames side by side, as JPEG."""
     data = io.BytesIO()
     Image.fromarray(np.concatenate(frames, 1)).save(data, "JPEG", quality=90)
-    return base64.b64encode(data.getvalue()).decode()
+    return data.getvalue()
 
 
 def image_html(picture: Image.Image | np.ndarray, caption: str) -> str:
-    data = base64.b64encode(png(picture)).decode()
-    return f'<img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
+    return _img("png", png(picture), caption)
 
 
-def curves_svg(history: Sequence[dict[str, Any]]) -> str:
-    """Loss and scores against steps, drawn by matplotlib, as inline SVG."""
+def _img(kind: str, data: bytes, caption: str) -> str:
+    return f'<img alt="{html.escape(caption)}" src="data:image/{kind};base64,{base64.b64encode(data).decode()}">'
+
+
+def curves_html(history: Sequence[dict[str, Any]]) -> str:
+    """Loss and scores against steps, drawn by matplotlib: two pictures, one below the other on a narrow screen."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 3.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figures = [Figure(figsize=(5, 3.2), layout="constrained") for _ in range(2)]
+    left, right = (figure.subplots() for figure in figures)
     losses = [(line["step"], line["loss"]) for line in history if "loss" in line]
     left.plot(*zip(*losses, strict=True), color="#4477aa", lw=1.2) if losses else None
     left.set(xlabel="step", title="reconstruction error (mean square)", yscale="log")
     judged = [line for line in history if "ari_fg" in line.get("val", {})]
     steps = [line["step"] for line in judged]
-    for name, colour in (("ari_fg", "#cc3311"), ("ari", "#999933"), ("miou", "#009988")):
+    for name, look, colour in (("ari_fg", "o-", "#cc3311"), ("ari", "^-", "#999933"), ("miou", "s-", "#009988")):
         values = [100 * line["val"][name] for line in judged]
-        right.plot(steps, values, "o-", ms=3, lw=1.2, color=colour, label=SCORES[name])
+        right.plot(steps, values, look, ms=4, lw=1.2, color=colour, label=SCORES[name])
     right.set(xlabel="step", title="scores on validation images, per cent", ylim=(-2, 100))
     right.legend(frameon=False) if judged else None
+    said = ["Curve of the reconstruction error", "Curves of the scores on validation images"]
+    if losses:
+        said[0] += f": {losses[-1][1]:.3g} at step {losses[-1][0]}"
+    if judged:
+        last = ", ".join(f"{SCORES[name]} {100 * judged[-1]['val'][name]:.1f}" for name in ("ari_fg", "ari", "miou"))
+        said[1] += f", per cent: {last} at step {steps[-1]}"
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()[text.getvalue().index("<svg") :]
+    return f'<div class="curves">{"".join(map(svg_html, figures, said))}</div>'
+
+
+def svg_html(figure: Any, caption: str) -> str:
+    """A figure of matplotlib as a picture, whose ids stay its own."""
+    data = io.BytesIO()
+    figure.savefig(data, format="svg", metadata={"Date": None})
+    return _img("svg+xml", data.getvalue(), caption)
 
 
 def versions(device: str = "") -> str:
@@ -396,16 +422,17 @@ def training_sections(run: Path) -> list[str]:
     """Curves, pictures over time and the configuration of a run."""
     history, sections = read_lines(run / "metrics.jsonl"), []
     if history:
-        sections.append(section("Learning", curves_svg(history)))
+        sections.append(section("Learning", curves_html(history)))
     pictures = sorted((run / "pictures").glob("step_*.png"))
     if pictures:
-        shown = [pictures[i] for i in sorted({round(x) for x in np.linspace(0, len(pictures) - 1, 6)})]
+        chosen = sorted({round(x) for x in np.linspace(0, len(pictures) - 1, 6)})
+        steps = {f"step {int(pictures[i].stem[5:])}": pictures[i] for i in chosen}
         grown = "".join(
-            f'<figure class="wide">{image_html(Image.open(p), p.stem)}'
-            f"<figcaption>step {int(p.stem[5:])}</figcaption></figure>"
-            for p in shown
+            f'<figure class="wide">{image_html(Image.open(p), f"What it sees at {step}")}'
+            f"<figcaption>{step}</figcaption></figure>"
+            for step, p in steps.items()
         )
-        sections.append(section("The same images, as training goes on", grown))
+        sections.append(section("The same images, as training goes on", scroller("what it sees, by step", grown)))
     if (run / "run.json").is_file():
         text = (run / "run.json").read_text()
         sections.append(section("Configuration of the run", f"<pre>{html.escape(text)}</pre>"))

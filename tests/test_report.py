@@ -3,7 +3,9 @@
 import base64
 import io
 import json
+import re
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from PIL import Image
 
 from cutslots.disk import read_lines
 from cutslots.report import (
+    STYLE,
+    FilmPictures,
     Pictures,
     blend,
     paint,
@@ -29,11 +33,12 @@ VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 
 class Page(HTMLParser):
-    """Checks that tags are balanced; keeps tags, texts, pictures and what is linked to."""
+    """Checks that tags are balanced; keeps tags and their attributes, texts, pictures, curves, what is linked to."""
 
     def __init__(self, path):
         super().__init__()
-        self.open, self.tags, self.links, self.pictures, self.text = [], [], [], [], ""
+        self.open, self.tags, self.attributes, self.links, self.text = [], [], [], [], ""
+        self.pictures, self.curves = [], []
         self.feed(path.read_text())
         self.close()
         assert self.open == []
@@ -45,13 +50,18 @@ class Page(HTMLParser):
 
     def handle_startendtag(self, tag, attrs):
         self.tags.append(tag)
+        self.attributes.append(dict(attrs))
         for name, value in attrs:
             if name in ("src", "href", "xlink:href", "srcset", "action", "data"):
                 self.links.append(value)
             if name == "src":
                 head, _, data = value.partition(",")
-                assert head == "data:image/png;base64"
-                with Image.open(io.BytesIO(base64.b64decode(data, validate=True))) as picture:
+                data = base64.b64decode(data, validate=True)
+                if head == "data:image/svg+xml;base64":
+                    self.curves.append(ElementTree.fromstring(data))
+                    continue
+                assert head in ("data:image/png;base64", "data:image/jpeg;base64")
+                with Image.open(io.BytesIO(data)) as picture:
                     picture.load()
                     self.pictures.append(np.asarray(picture))
 
@@ -60,6 +70,10 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         self.text += data
+
+    def all(self, *tags):
+        """The attributes of all elements of these kinds, in order."""
+        return [attrs for tag, attrs in zip(self.tags, self.attributes, strict=True) if tag in tags]
 
 
 def assert_needs_nothing_else(page, path):
@@ -183,8 +197,9 @@ def test_evaluation_page(tmp_path, pictures, run):
     write_evaluation(path, {"weights": NASTY, "model": {"size": NASTY}, "results": results}, shown, run)
     page = Page(path)
     assert_needs_nothing_else(page, path)
-    for tag in ("section", "div", "table", "figure", "svg", "pre"):
+    for tag in ("section", "div", "table", "figure", "pre"):
         assert tag in page.tags
+    assert len(page.curves) == 2
     assert page.text.count(NASTY) >= 5, "title, heading, facts, table, weights: as text"
     assert f"What it sees in {NASTY}" in page.text
     for number in ("20.0", "30.5", "59.0", "49.0", "95.4", "published, CLEVR"):
@@ -203,7 +218,7 @@ def test_evaluation_page_without_a_run(tmp_path, pictures):
     )
     page = Page(path)
     assert_needs_nothing_else(page, path)
-    assert "svg" not in page.tags
+    assert not page.curves
 
 
 def test_training_page(tmp_path, pictures, run):
@@ -211,7 +226,7 @@ def test_training_page(tmp_path, pictures, run):
     write_training(path, f"tiny on {NASTY}", run, {"steps": "60", NASTY: NASTY}, {"plain": means(20)}, pictures, NASTY)
     page = Page(path)
     assert_needs_nothing_else(page, path)
-    assert page.tags.count("svg") == 1 and len(page.pictures) == 9 + 8 + 6
+    assert len(page.curves) == 2 and len(page.pictures) == 9 + 8 + 6
     assert page.text.count(NASTY) >= 4
     assert f'{{"data": {json.dumps("</pre>" + NASTY)}}}' in page.text, "the configuration, as it was written"
 
@@ -223,3 +238,76 @@ def test_training_page_of_a_young_run(tmp_path, pictures, content):
     (run / "metrics.jsonl").write_text(content)
     write_training(path, "tiny", run, {}, {}, pictures, "cpu")
     assert_needs_nothing_else(Page(path), path)
+
+
+# ------------------------------------------------------------------------------------------- for all eyes and all hands
+
+
+@pytest.fixture(params=["training", "evaluation", "films"])
+def page(request, tmp_path, pictures, run):
+    path, results = tmp_path / "report.html", {"plain": means(20)}
+    record = {"weights": "w", "model": {}, "results": results}
+    if request.param == "training":
+        write_training(path, "tiny", run, {"steps": "60"}, results, pictures, "cpu")
+    else:
+        shown = pictures if request.param == "evaluation" else FilmPictures([pictures, pictures], pictures)
+        write_evaluation(path, record, {"plain": shown}, run)
+    return Page(path)
+
+
+def test_a_page_says_what_it_is(page):
+    assert page.all("html") == [{"lang": "en"}] and page.tags.count("title") == 1 and page.tags.count("main") == 1
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all("meta")
+
+
+def test_headings_are_in_order(page):
+    levels = [int(tag[1]) for tag in page.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1 and set(levels[1:]) == {2}
+
+
+def test_every_picture_is_described(page):
+    assert all(attrs["alt"].strip() for attrs in page.all("img"))
+    assert len({attrs["aria-label"] for attrs in page.all("div") if attrs.get("role") == "group"}) == 2, "by image"
+
+
+def test_curves_are_described_by_where_they_end(page):
+    error, scores = (attrs["alt"] for attrs in page.all("img") if "svg" in attrs["src"][:20])
+    assert error.endswith(": 0.04 at step 60")
+    assert scores.endswith(": ARI-FG 50.0, ARI 25.0, mIoU 12.5 at step 40")
+
+
+def test_everything_is_reached_with_the_keyboard(page):
+    """What acts is of the browser's own kind; what scrolls can be scrolled with the keys, and has a name."""
+    for tag, attrs in zip(page.tags, page.attributes, strict=True):
+        assert not any(name.startswith("on") for name in attrs) and attrs.get("role") not in ("button", "slider")
+        scrolls = attrs.get("class") == "scroll"
+        assert attrs.get("tabindex") == ("0" if scrolls else None), tag
+        assert not scrolls or (attrs["role"] == "region" and attrs["aria-label"])
+    assert all(attrs["aria-label"] for attrs in page.all("button", "input"))
+    assert re.search(r":focus-visible \{ outline: [2-9]px solid var\(--ink\)", STYLE) and "outline: none" not in STYLE
+
+
+def test_tables_scroll_in_a_box_of_their_own(page):
+    inside = [page.attributes[i - 1].get("class") for i, tag in enumerate(page.tags) if tag == "table"]
+    assert inside == ["scroll"] and ".scroll { overflow-x: auto; }" in STYLE
+    assert {attrs["scope"] for attrs in page.all("th")} == {"col", "row"}
+    assert "overflow-wrap: anywhere" in STYLE, "names that are long do not widen the page"
+
+
+def luminance(colour):
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * c for c in colour[1:])
+    x = np.array(list(bytes.fromhex(digits))) / 255
+    return np.where(x <= 0.04045, x / 12.92, ((x + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722]
+
+
+def test_text_stands_out_by_day_and_by_night():
+    """WCAG's contrast of at least 4.5 to 1, for all colours that text and what is behind it can have."""
+    assert set(re.findall(r"[ {]color: ([^;]*);", STYLE)) == {"var(--ink)", "var(--soft)"}
+    assert set(re.findall(r"background: ([^;]*);", STYLE)) == {"var(--page)", "var(--card)", "#fff"}  # #fff: of curves
+    schemes = [dict(re.findall(r"--(\w+): (#\w+);", scheme)) for scheme in re.findall(r":root \{([^}]*)\}", STYLE)]
+    assert len(schemes) == 2
+    for scheme in schemes:
+        for text in ("ink", "soft"):
+            for behind in ("page", "card"):
+                low, high = sorted(luminance(scheme[name]) for name in (text, behind))
+                assert (high + 0.05) / (low + 0.05) >= 4.5, (text, behind)

@@ -26,12 +26,15 @@ from cutslots.scenes.physics import FRAMES_A_SECOND
 
 SHEET = 16  # scenes on a contact sheet
 
-# 0 is black; neighbours in number differ in hue and, for readers who do not see hues, in lightness.
+# 0 is black, the ground. The twelve after it were searched for eyes of all kinds, colour-blind ones too, and for grey
+# print: CIEDE2000 is at least 20 between the first nine and 15 between all. What comes after them changes in hue and
+# in lightness, but repeats itself to some eyes.
 PALETTE = np.array(
-    [(0, 0, 0)]
+    [(0, 0, 0), (137, 49, 241), (148, 248, 254), (207, 203, 0), (33, 156, 127), (103, 52, 3), (139, 121, 0)]
+    + [(0, 0, 145), (165, 155, 255), (90, 87, 124), (238, 159, 185), (41, 86, 71), (207, 223, 167)]
     + [
-        [round(255 * c) for c in colorsys.hls_to_rgb(i * 0.3819660113 % 1, (0.62, 0.42, 0.78)[i % 3], 0.7)]
-        for i in range(255)
+        tuple(round(255 * c) for c in colorsys.hls_to_rgb(i * 0.3819660113 % 1, (0.62, 0.42, 0.78)[i % 3], 0.7))
+        for i in range(12, 255)
     ],
     dtype=np.uint8,
 )

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 from PIL import Image
+from skimage.color import deltaE_ciede2000, rgb2lab
 
 from cutslots.scenes import Scenes, files
 
@@ -127,3 +128,46 @@ def test_a_folder_that_cannot_be(tmp_path):
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         done = run("generate", "plain", "--count", "1", "--size", "8", "--out", str(out))
         assert done.returncode != 0 and str(tmp_path / "file") in done.stderr and "Traceback" not in done.stderr
+
+
+# Machado, Oliveira and Fernandes (2009), severity 1: what becomes of linear RGB.
+EYES = {
+    "normal": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+def seen(colours, eyes):
+    """Bytes (N, 3) of sRGB as CIELAB, as these eyes see them."""
+    x = colours / 255
+    light = np.where(x <= 0.04045, x / 12.92, ((x + 0.055) / 1.055) ** 2.4) @ np.transpose(EYES[eyes])
+    light = light.clip(0, 1)
+    return rgb2lab(np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055))
+
+
+def least(colours, eyes):
+    lab = seen(colours, eyes)
+    i, j = np.triu_indices(len(lab), 1)
+    return deltaE_ciede2000(lab[i], lab[j]).min()
+
+
+@pytest.mark.parametrize("eyes", EYES)
+def test_colours_are_told_apart_by_all_eyes(eyes):
+    assert least(files.PALETTE[:6], eyes) > 24
+    assert least(files.PALETTE[:9], eyes) > 20
+    assert least(files.PALETTE[:13], eyes) > 15.5
+    half = 0.35 * 127 + 0.65 * files.PALETTE  # as overlays show them, on grey
+    assert least(half[:9], eyes) > 15 and least(half[:13], eyes) > 11.5
+
+
+def test_colours_are_told_apart_in_grey():
+    lightness = seen(files.PALETTE, "normal")[:, 0]
+    assert np.diff(np.sort(lightness[:9])).min() > 6.5 and np.diff(np.sort(lightness[:13])).min() > 5
+    assert lightness[:13].max() < 95, "none is taken for the white of paper"
+
+
+def test_every_label_has_a_colour_of_its_own():
+    assert files.PALETTE.shape == (256, 3) and not files.PALETTE[0].any()
+    assert len(np.unique(files.PALETTE, axis=0)) == 256
