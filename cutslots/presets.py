@@ -203,6 +203,10 @@ class TrainConfig:
     """Learn from the first so many images or frames; all by default, but for presets that say otherwise."""
     flips: bool = False
     """Mirror images at random, left to right."""
+    blur: float = 0.0
+    """The error is seen through a blur of this spread in pixels at first..."""
+    blur_steps: int = 0
+    """...which clears over so many steps, linearly: what is coarse is learned before what is fine."""
     start: str | None = None
     """Begin with the weights of this run folder, file or name; at random by default."""
     seed: int = 0
@@ -335,11 +339,13 @@ PRESETS["released"] = dataclasses.replace(
     PRESETS["clevrtex"], model=RELEASED, preset="released", warmup=0, decay=0.8, decay_steps=20_000, clip=0.0
 )
 
-# Ours for images. Placed slots and context make slots follow objects instead of regions.
+# Ours for images. Placed slots, context and a blur that clears make slots follow objects instead of regions.
 BEST = dataclasses.replace(
     CLEVR,
     slots=11,
-    encoder_kernels=(5, 3, 3, 3),
+    encoder="resnet",
+    encoder_maps=96,
+    encoder_kernels=(5, 3, 3, 3, 3),
     context=4,
     placed=True,
     weight_kernels=(3, 3, 3),
@@ -357,7 +363,9 @@ PRESETS["best"] = dataclasses.replace(
     steps=16_000,
     lr=1e-3,
     warmup=200,
-    decay_steps=3_500,
+    decay_steps=4_000,
+    blur=5.0,
+    blur_steps=2_000,
     eval_every=500,
 )
 

@@ -32,6 +32,7 @@ import torch
 from lightning_fabric import Fabric
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 from torch import Tensor
+from torch.nn import functional as F
 
 import cutslots
 from cutslots.board import Board
@@ -47,6 +48,7 @@ from cutslots.scenes.files import png
 
 LOG_EVERY = 20  # steps between lines of metrics.jsonl; the loss is looked at no sooner, for the device not to wait
 MOST_IMAGES = 65_536  # a step
+LEAST_BLUR = 0.3  # in pixels; under it a picture stays as it is
 # What may differ when a run is gone on with.
 NOT_THE_RUN = {"out", "overwrite", "cache", "steps", "minutes", "save_minutes"}
 NOT_THE_RUN |= {"accelerator", "devices", "nodes", "compile"}
@@ -110,8 +112,10 @@ def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
             torch.manual_seed((config.seed << 32) + step * fabric.world_size + fabric.global_rank)
             image = next(batches)
             found = model(image)
-            error = (found.reconstruction - as_floats(image)).square().mean()
-            fabric.backward(error + price(config, step) * (1 - found.masks.select(-3, 0)).mean())
+            difference = found.reconstruction - as_floats(image)
+            error = difference.square().mean()
+            seen = blurred(difference, blur(config, step)).square().mean()
+            fabric.backward(seen + price(config, step) * (1 - found.masks.select(-3, 0)).mean())
             norm = fabric.clip_gradients(model, optimizer, max_norm=config.clip or math.inf, error_if_nonfinite=False)
             optimizer.step()
             optimizer.zero_grad()
@@ -143,6 +147,24 @@ def price(config: TrainConfig, step: int) -> float:
     return config.area_price * min(1.0, max(0.0, (step + 1 - config.area_from) / max(config.area_from, 1)))
 
 
+def blur(config: TrainConfig, step: int) -> float:
+    """The spread of the blur that the error is seen through: falling linearly, then nothing."""
+    return config.blur * max(0.0, 1 - step / max(config.blur_steps, 1))
+
+
+def blurred(x: Tensor, spread: float) -> Tensor:
+    """Pictures (..., S, S) under a Gaussian of this spread in pixels, cut off at three; edges are repeated."""
+    if spread < LEAST_BLUR:
+        return x
+    reach = math.ceil(3 * spread)
+    at = torch.arange(-reach, reach + 1, device=x.device, dtype=x.dtype)
+    weights = torch.exp(-0.5 * (at / spread) ** 2)
+    flat = x.reshape(-1, 1, *x.shape[-2:])
+    for shape, padding in (((1, -1), (reach, reach, 0, 0)), ((-1, 1), (0, 0, reach, reach))):
+        flat = F.conv2d(F.pad(flat, padding, mode="replicate"), (weights / weights.sum()).view(1, 1, *shape))
+    return flat.view_as(x)
+
+
 def resolved(config: TrainConfig) -> TrainConfig:
     """What was left to us, decided."""
     accelerator, precision = settled(config.accelerator, config.precision)
@@ -166,9 +188,11 @@ def check(config: TrainConfig) -> None:
         raise ValueError(f"seed is {config.seed}; expected a whole number from 0 to 2^32 - 1")
     if config.images is not None and config.images < 1:
         raise ValueError(f"images is {config.images}; expected at least 1")
-    for name in ("area_price", "area_from"):
+    for name in ("area_price", "area_from", "blur", "blur_steps"):
         if not getattr(config, name) >= 0:
             raise ValueError(f"{name} is {getattr(config, name)}; expected zero or more")
+    if config.blur > config.model.size:
+        raise ValueError(f"blur is {config.blur}; expected at most the side of the pictures, {config.model.size}")
     if config.area_price and config.model.module == "attention":
         raise ValueError("area_price is set, but Slot Attention has no slot for the ground; expected 0")
     frames = config.model.frames
@@ -313,7 +337,7 @@ def _same_run(file: Path, values: dict[str, Any]) -> None:
     except (OSError, ValueError, TypeError):
         raise ValueError(f"{file.parent} is not empty and holds no run; choose another --out") from None
     inner = {"context": 0, "placed": False} | (before.get("model") or {})  # what older runs do not name
-    before = {"flips": False, "start": None, **before, "model": inner}
+    before = {"flips": False, "start": None, "blur": 0.0, "blur_steps": 0, **before, "model": inner}
     wrong = [k for k in values if k not in NOT_THE_RUN and before.get(k) != values[k]]
     if "model" in wrong:
         wrong += [k for k, v in values["model"].items() if inner.get(k) != v]

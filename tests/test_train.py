@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy import ndimage
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cutslots import cli
@@ -28,7 +29,7 @@ from cutslots.model import Discovery, load, save
 from cutslots.presets import PRESETS
 from cutslots.scenes import Scenes
 from cutslots.scenes.files import generate
-from cutslots.train import Batches, price, rate, train
+from cutslots.train import Batches, blur, blurred, price, rate, train
 from tests.conftest import needs_cuda
 from tests.small_runs import Command, lines, sentence, small, train_command, two, weights
 from tests.test_model import Code
@@ -158,6 +159,37 @@ def test_the_price_of_presets():
     assert [price(movi11, step) for step in steps] == pytest.approx(list(steps.values()))
     others = [config for name, config in PRESETS.items() if name != "movi11"]
     assert not any(price(config, step) for config in others for step in (0, 10**6))
+
+
+def test_the_blur_clears():
+    config = small(None, blur=4.0, blur_steps=8)
+    assert [blur(config, step) for step in (0, 2, 6, 8, 999)] == [4, 3, 1, 0, 0]
+    assert not any(blur(PRESETS["clevr"], step) for step in (0, 10**6))
+
+
+@pytest.mark.parametrize("spread", [0.3, 1.0, 2.5, 7.0])  # the last is wider than the picture
+@pytest.mark.parametrize("shape", [(2, 3, 16, 16), (2, 2, 3, 12, 20)])
+def test_blurred_is_scipys_gaussian(shape, spread):
+    x = torch.randn(shape, dtype=torch.float64)
+    axes = (len(shape) - 2, len(shape) - 1)
+    expected = ndimage.gaussian_filter(x, spread, mode="nearest", radius=math.ceil(3 * spread), axes=axes)
+    assert torch.allclose(blurred(x, spread), torch.from_numpy(expected), atol=1e-12)
+
+
+def test_what_is_hardly_blurred_stays():
+    x = torch.randn(2, 3, 8, 8)
+    assert blurred(x, 0.0) is x and blurred(x, 0.29) is x
+
+
+def test_learning_through_a_blur(tmp_path):
+    """The loss that is told is of the whole error; the weights that are learned are other ones."""
+    runs = [train(small(tmp_path / f"{b}", steps=1, blur=b, blur_steps=9)) for b in (0.0, 3.0)]
+    assert len({line["loss"] for folder in runs for line in lines(folder) if "loss" in line}) == 1
+    assert len(set(map(weights, runs))) == 2
+    for wrong in ({"blur": -1.0}, {"blur": float("nan")}, {"blur_steps": -1}, {"blur": 1e9}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*; expected"):
+            train(small(tmp_path / "wrong", **wrong))
+    assert not (tmp_path / "wrong").exists()
 
 
 class Lopsided:
