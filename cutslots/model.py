@@ -228,6 +228,7 @@ def _slot_module(config: ModelConfig, grid: tuple[int, int]) -> nn.Module:
         gamma=config.gamma,
         reach=config.reach,
         anchor=config.anchor,
+        background_anchor=config.background_anchor,
         temperature=config.temperature,
         background=config.background,
         background_temperature=config.background_temperature,

@@ -36,7 +36,8 @@ class KPartition(nn.Module):
 
     `background` says how the first part becomes the background: by a 2-partition of its own ("cuts"), by the terminal
     edges of one more cut ("terminals"), or not at all ("none"). `sharpen` is the temperature of a second softmax over
-    the finished masks. `signed=False` passes the weights through a ReLU. `gamma`, `reach` and `anchor` are `GridCut`'s.
+    the finished masks. `signed=False` passes the weights through a ReLU. `gamma`, `reach` and `anchor` are `GridCut`'s;
+    `background_anchor` is for the cuts of the background alone, which need not be half of the picture then.
 
     >>> parts, masks = KPartition(in_channels=8, parts=5, size=(16, 16))(torch.randn(2, 8, 16, 16))
     >>> parts.shape, masks.shape
@@ -60,6 +61,7 @@ class KPartition(nn.Module):
         temperature: float = 0.5,
         background: Literal["cuts", "terminals", "none"] = "cuts",
         background_temperature: float = 0.1,
+        background_anchor: float | None = None,
         sharpen: float | None = None,
     ) -> None:
         super().__init__()
@@ -70,6 +72,8 @@ class KPartition(nn.Module):
             raise ValueError("background is 'terminals', but without the program there are none; expected 'cuts'")
         if sharpen is not None and not sharpen > 0:
             raise ValueError(f"sharpen is {sharpen}; expected a positive number or None")
+        if background_anchor is not None and not 0 <= background_anchor <= 1:
+            raise ValueError(f"background_anchor is {background_anchor}; expected a number from 0 to 1 or None")
         if parts < 2:
             raise ValueError(f"parts is {parts}; expected at least 2")
         if not kernels or any(kernel % 2 == 0 for kernel in kernels):
@@ -85,7 +89,9 @@ class KPartition(nn.Module):
         for kernel, (before, after) in zip(kernels, pairwise(maps), strict=True):
             convs += [nn.Conv2d(before, after, kernel, padding=kernel // 2), nn.ReLU()]
         self.net = nn.Sequential(*convs[:-1])
-        self.cut = GridCut(self.size, gamma, reach, anchor)
+        self.cut = self.ground_cut = GridCut(self.size, gamma, reach, anchor)
+        if background_anchor not in (None, anchor):
+            self.ground_cut = GridCut(self.size, gamma, reach, background_anchor)
 
     def forward(self, x: Tensor) -> Partition:
         masks = self.masks(x)
@@ -109,21 +115,21 @@ class KPartition(nn.Module):
         w = w if self.signed else w.relu()
         return w.unflatten(1, (self.cuts, self.weights_per_cut))
 
-    def vertices(self, w: Tensor) -> Tensor:
+    def vertices(self, w: Tensor, ground: bool = False) -> Tensor:
         """The vertex variables p (B, cuts, H, W)."""
-        return self.cut_for(w)(w)
+        return self.cut_for(w, ground)(w)
 
-    def cut_for(self, w: Tensor) -> GridCut:
+    def cut_for(self, w: Tensor, ground: bool = False) -> GridCut:
         """The program that these weights are for."""
-        return self.cut
+        return self.ground_cut if ground else self.cut
 
     def _ground_and_objects(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        if self.background == "cuts":
-            p = self.vertices(w)
-            pair, p = p[:, :2], p[:, 2:]
+        if self.background == "terminals":
+            pair, p = self.cut_for(w, ground=True).solve(w[:, 0]).d[:, [SOURCE, SINK]], self.vertices(w[:, 1:])
+        elif self.ground_cut is self.cut:
+            pair, p = self.vertices(w).tensor_split([2], 1)
         else:
-            pair = self.cut_for(w).solve(w[:, 0]).d[:, [SOURCE, SINK]]
-            p = self.vertices(w[:, 1:])
+            pair, p = self.vertices(w[:, :2], ground=True), self.vertices(w[:, 2:])
         return (pair / self.background_temperature).softmax(1), (p / self.temperature).softmax(1)
 
 
@@ -132,7 +138,7 @@ class SoftmaxPartition(KPartition):
 
     weights_per_cut = 1
 
-    def vertices(self, w: Tensor) -> Tensor:
+    def vertices(self, w: Tensor, ground: bool = False) -> Tensor:
         return w.squeeze(2).float()
 
 
@@ -151,8 +157,10 @@ class VolumePartition(KPartition):
 
     def __init__(self, in_channels: int, parts: int, size: Sequence[int], *, frames: int = 2, **options: Any) -> None:
         super().__init__(in_channels, parts, size, **options)
-        self.cut = GridCut((frames, *self.size), self.cut.gamma, self.cut.reach, self.cut.anchor)
-        self.longer: dict[int, GridCut] = {}  # not modules of ours: they hold nothing that is learned
+        one = self.ground_cut is self.cut
+        self.cut, self.ground_cut = (self._through(frames, cut) for cut in (self.cut, self.ground_cut))
+        self.ground_cut = self.cut if one else self.ground_cut
+        self.longer: dict[tuple[int, bool], GridCut] = {}  # not modules of ours: they hold nothing that is learned
 
     def forward(self, x: Tensor) -> Partition:
         masks = self.masks(x)
@@ -165,11 +173,13 @@ class VolumePartition(KPartition):
         w = self.weights(checked_map(x.flatten(0, 1), self.in_channels, self.size)).unflatten(0, x.shape[:2])
         return self._masks(w.movedim(1, 3)).movedim(2, 1)
 
-    def cut_for(self, w: Tensor) -> GridCut:
-        frames = w.shape[-3]
-        if frames == self.cut.shape[0]:
-            return self.cut
-        if frames not in self.longer:
-            shape = (frames, *self.size)
-            self.longer[frames] = GridCut(shape, self.cut.gamma, self.cut.reach, self.cut.anchor)
-        return self.longer[frames].to(w.device, torch.float64 if w.dtype == torch.float64 else torch.float32)
+    def _through(self, frames: int, cut: GridCut) -> GridCut:
+        return GridCut((frames, *self.size), cut.gamma, cut.reach, cut.anchor)
+
+    def cut_for(self, w: Tensor, ground: bool = False) -> GridCut:
+        frames, cut = w.shape[-3], super().cut_for(w, ground)
+        if frames == cut.shape[0]:
+            return cut
+        if (frames, ground) not in self.longer:
+            self.longer[frames, ground] = self._through(frames, cut)
+        return self.longer[frames, ground].to(w.device, torch.float64 if w.dtype == torch.float64 else torch.float32)

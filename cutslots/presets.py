@@ -97,6 +97,8 @@ class ModelConfig:
     """How often the encoder halves its maps and brings them back, to see further."""
     placed: bool = False
     """The last three numbers of a slot are the place of its mask, which the decoder draws around."""
+    background_anchor: float | None = None
+    """The anchor of the background's cuts; None for that of all."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

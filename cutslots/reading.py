@@ -4,7 +4,10 @@ A decoder's masks are blurred, and nothing keeps it from painting the ground, or
 steps mend much of that without learning anything:
 
     evidence   masks m are a prior; the pixel x itself speaks too:  m_k exp(-|x - picture_k|^2 / 2 spread^2)
-    joining    a slot whose pixels another one draws nearly as well is joined to it, cheapest first
+    joining    slots that draw alike where their masks meet are one, the likest first:  the mean of
+               |picture_k - picture_j|^2 over the picture, weighted by m_k m_j, against the variance of the whole
+
+Only where masks meet have both slots learned what to draw; elsewhere a slot's picture means nothing.
 
 Shapes: B batch, K slots, S side of the picture.
 """
@@ -12,18 +15,19 @@ Shapes: B batch, K slots, S side of the picture.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from cutslots.model import Found, as_floats
 
 SPREAD = 0.2  # by which a channel of a pixel may stray from its slot's picture
-TOLERANCE = 0.005  # mean squared error of a channel by which another slot may draw a slot's pixels worse
+LIKENESS = 1.0  # up to this share of the variance of what is drawn, slots are alike
+MEETING = 1 / 800  # the share of the picture in which two slots have to meet, for anything to be said of them
 
 
-def read(found: Found, image: Tensor, spread: float = SPREAD, tolerance: float = TOLERANCE) -> Tensor:
+def read(found: Found, image: Tensor, spread: float = SPREAD, likeness: float = LIKENESS) -> Tensor:
     """Masks (B, K, S, S) by evidence, with slots joined: they sum to one, and joined slots are empty.
 
     >>> from cutslots.model import load
@@ -31,60 +35,72 @@ def read(found: Found, image: Tensor, spread: float = SPREAD, tolerance: float =
     >>> read(load("tiny")(image), image).shape
     torch.Size([2, 6, 64, 64])
     """
-    masks, errors = weighed(found, image, spread)
-    return _together(masks, joined(masks.argmax(1), errors, tolerance))
+    return _together(weighed(found, image, spread), joined(meetings(found), likeness))
 
 
 def read_film(
-    found: Sequence[Found], image: Tensor, spread: float = SPREAD, tolerance: float = TOLERANCE
+    found: Sequence[Found], image: Tensor, spread: float = SPREAD, likeness: float = LIKENESS
 ) -> list[Tensor]:
     """The same for the frames (B, T, 3, S, S) of films, followed: T masks (B, K, S, S). A slot is joined to another in
     all frames of a film or in none."""
-    films = []
-    for b, frames in enumerate(image):  # one film at a time: the pictures of all slots are large
-        alone = (Found(*(part[b : b + 1] for part in frame)) for frame in found)
-        masks, errors = (
-            torch.cat(parts, 2)
-            for parts in zip(*(weighed(f, x[None], spread) for f, x in zip(alone, frames, strict=True)), strict=True)
-        )
-        films.append(_together(masks, joined(masks.argmax(1), errors, tolerance)))
-    return list(torch.cat(films).chunk(len(found), 2))
+    to = joined(Meetings(*(torch.stack(each).mean(0) for each in zip(*map(meetings, found), strict=True))), likeness)
+    return [_together(weighed(each, image[:, t], spread), to) for t, each in enumerate(found)]
 
 
-def weighed(found: Found, image: Tensor, spread: float) -> tuple[Tensor, Tensor]:
-    """Masks by evidence, and the mean squared error of every slot's picture: (B, K, S, S) both."""
-    errors = (found.pictures.float() - as_floats(image).float()[:, None]).square()  # (B, K, 3, S, S)
-    evidence = -errors.sum(2) / (2 * spread**2)
-    return (found.masks.float().clamp(min=1e-6).log() + evidence).softmax(1), errors.mean(2)
+def weighed(found: Found, image: Tensor, spread: float = SPREAD) -> Tensor:
+    """Masks by evidence (B, K, S, S)."""
+    errors = (found.pictures.float() - as_floats(image).float()[:, None]).square().sum(2)
+    return (found.masks.float().clamp(min=1e-6).log() - errors / (2 * spread**2)).softmax(1)
+
+
+class Meetings(NamedTuple):
+    """How slots meet: what the picture's pixels say of each pair, on average."""
+
+    share: Tensor  # (B, K, K): of m_k m_j
+    apart: Tensor  # (B, K, K): of m_k m_j |picture_k - picture_j|^2, a channel's mean
+    area: Tensor  # (B, K): of m_k
+    variance: Tensor  # (B,): of the picture that all slots draw together, a channel's mean
+
+
+def meetings(found: Found) -> Meetings:
+    exactly = torch.float32 if found.masks.device.type == "mps" else torch.float64  # small differences of large sums
+    masks, pictures, whole = (x.to(exactly) for x in (found.masks, found.pictures, found.reconstruction))
+    m, p = masks.flatten(2), pictures.flatten(3).transpose(1, 2)  # (B, K, n), (B, 3, K, n)
+    n = m.shape[-1]
+    squares = m * p.square().mean(1)
+    both = (m[:, None] * p) @ (m[:, None] * p).mT  # by channels
+    apart = squares @ m.mT + m @ squares.mT - 2 * both.mean(1)  # |a - b|^2 = a^2 + b^2 - 2ab
+    return Meetings(m @ m.mT / n, apart.clamp(min=0) / n, m.mean(-1), whole.flatten(2).var(-1, correction=0).mean(1))
+
+
+def joined(meet: Meetings, likeness: float = LIKENESS) -> Tensor:
+    """The slot that each slot is joined to, (B, K), itself if none.
+
+    Of all pairs that meet, the likest is joined first, the smaller to the larger; then what is left is looked at
+    again, until none is alike.
+    """
+    share, apart, area = (each.clone() for each in meet[:3])
+    B, K = area.shape
+    to = torch.arange(K, device=area.device).repeat(B, 1)
+    image = torch.arange(B, device=area.device)
+    same = torch.eye(K, dtype=torch.bool, device=area.device)
+    for _ in range(K - 1):
+        unlike = (apart / share).masked_fill(same | (share < MEETING), torch.inf)
+        least, pair = unlike.flatten(1).min(1)
+        chosen = least < likeness * meet.variance
+        if not chosen.any():
+            break
+        b, one, other = image[chosen], (pair // K)[chosen], (pair % K)[chosen]
+        swap = area[b, one] > area[b, other]
+        small, large = torch.where(swap, other, one), torch.where(swap, one, other)
+        to[chosen] = torch.where(to[chosen] == small[:, None], large[:, None], to[chosen])
+        for each in (share, apart):
+            each[b, large] += each[b, small]
+            each[b, :, large] += each[b, :, small]
+            each[b, small], each[b, :, small] = 0, 0
+        area[b, large] += area[b, small]
+    return to
 
 
 def _together(masks: Tensor, to: Tensor) -> Tensor:
     return torch.zeros_like(masks).scatter_add_(1, to[:, :, None, None].expand_as(masks), masks)
-
-
-def joined(labels: Tensor, errors: Tensor, tolerance: float) -> Tensor:
-    """The slot that each slot is joined to, (B, K), itself if none.
-
-    `labels` (B, H, W) say whose pixel is whose, `errors` (B, K, H, W) how badly each slot draws it. Of all pairs that
-    may be joined, the smaller to the larger, the one that costs least is joined first; then what is left is looked
-    at again.
-    """
-    B, K = errors.shape[:2]
-    pixels = F.one_hot(labels.flatten(1), K).to(errors.dtype)  # (B, HW, K)
-    area, cost = pixels.sum(1), pixels.mT @ errors.flatten(2).mT  # cost[k, j]: of slot k's pixels drawn by slot j
-    to = torch.arange(K, device=labels.device).repeat(B, 1)
-    image = torch.arange(B, device=labels.device)
-    for _ in range(K - 1):
-        worse = (cost - cost.diagonal(dim1=1, dim2=2)[..., None]) / area[..., None].clamp(min=1)
-        may = (area[:, :, None] > 0) & (area[:, None] >= area[:, :, None])
-        may &= ~torch.eye(K, dtype=torch.bool, device=labels.device)
-        least, pair = worse.masked_fill(~may, torch.inf).flatten(1).min(1)
-        chosen = least < tolerance
-        if not chosen.any():
-            break
-        b, small, large = image[chosen], (pair // K)[chosen], (pair % K)[chosen]
-        to[chosen] = torch.where(to[chosen] == small[:, None], large[:, None], to[chosen])
-        cost[b, large] += cost[b, small]
-        area[b, large] += area[b, small]
-        area[b, small] = 0
-    return to

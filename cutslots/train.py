@@ -336,7 +336,9 @@ def _same_run(file: Path, values: dict[str, Any]) -> None:
         before = dict(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
         raise ValueError(f"{file.parent} is not empty and holds no run; choose another --out") from None
-    inner = {"context": 0, "placed": False} | (before.get("model") or {})  # what older runs do not name
+    inner = {"context": 0, "placed": False, "background_anchor": None} | (
+        before.get("model") or {}
+    )  # what older runs do not name
     before = {"flips": False, "start": None, "blur": 0.0, "blur_steps": 0, **before, "model": inner}
     wrong = [k for k in values if k not in NOT_THE_RUN and before.get(k) != values[k]]
     if "model" in wrong:

@@ -286,13 +286,15 @@ def test_masks_of_clips_sum_to_one(device, background, length):
     torch.testing.assert_close(parts.sum(2), x, msg="a partition loses nothing")
 
 
+@pytest.mark.parametrize("tie", [None, 1.0])
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_algorithm_1_through_time(length):
+def test_algorithm_1_through_time(length, tie):
     """The network on each frame alone, cuts of the clip one by one, softmax at each temperature."""
-    partition = VolumePartition(8, 4, (6, 9), frames=2, temperature=0.5, background_temperature=0.1)
+    options = {"temperature": 0.5, "background_temperature": 0.1, "background_anchor": tie}
+    partition = VolumePartition(8, 4, (6, 9), frames=2, **options)
     x = torch.randn(2, length, 8, 6, 9)
     w = torch.stack([partition.net(frame).reshape(2, 5, 8, 6, 9) for frame in x.unbind(1)], 3)
-    p = [GridCut((length, 6, 9), gamma=0.5)(w[:, i]) for i in range(5)]
+    p = [GridCut((length, 6, 9), gamma=0.5, anchor=(tie or 0.0) if i < 2 else 0.0)(w[:, i]) for i in range(5)]
     ground = torch.softmax(torch.stack(p[:2], 2) / 0.1, 2)
     objects = torch.softmax(torch.stack(p[2:], 2) / 0.5, 2)
     masks = torch.cat([ground[:, :, :1], ground[:, :, 1:] * objects], 2)

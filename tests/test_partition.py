@@ -18,12 +18,15 @@ def test_masks_sum_to_one(device, background, sharpen):
     torch.testing.assert_close(masks.sum(1), torch.ones(2, 6, 9, device=device))
 
 
-def test_algorithm_1_written_out():
+@pytest.mark.parametrize("anchor, background_anchor", [(0.0, None), (0.0, 0.0), (0.0, 1.0), (0.5, 0.2)])
+def test_algorithm_1_written_out(anchor, background_anchor):
     """Weights by the network, cuts one by one, softmax at each temperature, foreground times objects."""
-    partition = KPartition(8, 4, (6, 9), temperature=0.5, background_temperature=0.1)
+    own = {"anchor": anchor, "background_anchor": background_anchor}
+    partition = KPartition(8, 4, (6, 9), temperature=0.5, background_temperature=0.1, **own)
     parts, masks = partition(X)
     w = partition.net(X).reshape(2, 5, 6, 6, 9)
-    p = [GridCut((6, 9), gamma=0.5)(w[:, i]) for i in range(5)]
+    ties = [anchor if background_anchor is None else background_anchor] * 2 + [anchor] * 3
+    p = [GridCut((6, 9), gamma=0.5, anchor=tie)(w[:, i]) for i, tie in enumerate(ties)]
     ground = torch.softmax(torch.stack(p[:2]) / 0.1, 0)
     objects = torch.softmax(torch.stack(p[2:]) / 0.5, 0)
     expected = [ground[0], *(ground[1] * mask for mask in objects)]
@@ -33,11 +36,13 @@ def test_algorithm_1_written_out():
     torch.testing.assert_close(parts.sum(1), X, msg="a partition loses nothing")
 
 
-def test_terminals_of_one_more_cut_make_the_background():
-    partition = KPartition(8, 3, (6, 9), background="terminals", background_temperature=1.0, signed=False)
+@pytest.mark.parametrize("tie", [None, 0.7])
+def test_terminals_of_one_more_cut_make_the_background(tie):
+    options = {"background": "terminals", "background_temperature": 1.0, "background_anchor": tie}
+    partition = KPartition(8, 3, (6, 9), signed=False, **options)
     w = partition.net(X).relu().reshape(2, 3, 6, 6, 9)
     assert partition.cuts == 3
-    d = partition.cut.solve(w[:, 0]).d
+    d = GridCut((6, 9), anchor=tie or 0.0).solve(w[:, 0]).d
     ground = torch.softmax(d[:, 4:6], 1)
     objects = torch.softmax(torch.stack([partition.cut(w[:, i]) for i in (1, 2)], 1) / 0.5, 1)
     torch.testing.assert_close(partition.masks(X), torch.cat([ground[:, :1], ground[:, 1:] * objects], 1))
@@ -77,6 +82,7 @@ def test_no_slot_can_win_everywhere():
         ({"size": (6,)}, r"size is \(6,\); expected \(H, W\)"),
         ({"kernels": (2,)}, r"kernels is \(2,\); expected an odd side"),
         ({"temperature": 0.0}, "temperature is 0.0; expected a positive number"),
+        ({"background_anchor": 1.5}, "background_anchor is 1.5; expected a number from 0 to 1 or None"),
     ],
 )
 def test_bad_arguments(change, message):

@@ -8,10 +8,23 @@ from PIL import Image
 from cutslots.model import build, save
 from cutslots.presets import PRESETS
 from experiments import results
-from experiments.results import bars, headline, plateau, reached, record, renders, spread, studies, write_results
+from experiments.results import (
+    bars,
+    headline,
+    plateau,
+    reached,
+    record,
+    renders,
+    shipped,
+    spread,
+    studies,
+    write_results,
+)
 
 NAMES = ("bars", "headline", "studies", "plateau", "renders")
 PAGE = "# Results\n\n" + "".join(f"Before {n}.\n\n<!-- {n} -->\nold\n<!-- end -->\n\n" for n in NAMES) + "The end.\n"
+
+PLAIN, TEXTURED = shipped("plain"), shipped("textured")
 
 
 def scored(ari_fg, miou=0.3, images=100):
@@ -44,8 +57,8 @@ def rows(text):
 
 def test_bars_that_are_held_and_missed():
     records = {
-        "headline/best-plain-0": ran({"plain": scored(0.9541, 0.4903)}),
-        "headline/best-textured-0": ran({"textured": scored(0.802, 0.5), "camo": scored(0.7, 0.389)}),
+        PLAIN: ran({"plain": scored(0.9541, 0.4903)}),
+        TEXTURED: ran({"textured": scored(0.802, 0.5), "camo": scored(0.7, 0.389)}),
     }
     assert rows(bars(records)) == [
         ["plain", "decoder", "95.4", "95.4", "held", "49.0", "49.0", "missed"],
@@ -150,9 +163,9 @@ def test_the_plateau_by_hand():
     }
     steps = ["10.0", "20.0", "30.0", "40.0", "50.0", "60.0"]
     assert rows(plateau(records)) == [
+        ["cut, the paper's preset", "0", "64", "", "", "", "", "", "12.3", "never"],
         ["cut, ours (`best`)", "0", "32", *steps, "2500"],
         ["cut, ours (`best`)", "2", "32", "10.0", "20.0", "", "", "", "", "never"],
-        ["cut, the paper's preset", "0", "64", "", "", "", "", "", "12.3", "never"],
     ]
 
 
@@ -176,7 +189,7 @@ def test_rendered_scenes_by_hand():
 @pytest.fixture
 def runs(tmp_path):
     """Run folders of a headline and a study, as training and judging leave them."""
-    for name, data in (("headline/best-textured-0", "textured"), ("studies/base-1", "textured:3-6")):
+    for name, data in ((TEXTURED, "textured"), ("studies/base-1", "textured:3-6")):
         folder = tmp_path / "runs" / name
         (folder / "evaluation").mkdir(parents=True)
         told = [
@@ -203,7 +216,7 @@ def docs(tmp_path):
 
 
 def test_what_a_run_folder_says(runs):
-    made = record(runs / "headline/best-textured-0")
+    made = record(runs / TEXTURED)
     assert made == {
         "seed": 1,
         "steps": 60,
@@ -222,7 +235,7 @@ def written(docs):
 
 
 def test_the_page_is_filled_and_its_words_are_left(runs, docs):
-    names = ["headline/best-textured-0", "studies/base-1", "studies/base-2"]
+    names = [TEXTURED, "studies/base-1", "studies/base-2"]
     write_results(runs, docs, names)
     records = json.loads((docs / "results.json").read_text())
     assert records == {name: record(runs / name) for name in names[:2]}
@@ -240,31 +253,31 @@ def test_the_page_is_filled_and_its_words_are_left(runs, docs):
 
 
 def test_written_twice_it_is_the_same(runs, docs):
-    write_results(runs, docs, ["headline/best-textured-0", "studies/base-1"])
+    write_results(runs, docs, [TEXTURED, "studies/base-1"])
     before = (docs / "results.md").read_bytes(), (docs / "results.json").read_bytes()
-    write_results(runs, docs, ["headline/best-textured-0", "studies/base-1"])
+    write_results(runs, docs, [TEXTURED, "studies/base-1"])
     assert ((docs / "results.md").read_bytes(), (docs / "results.json").read_bytes()) == before
 
 
 def test_records_of_runs_that_are_elsewhere_are_kept(runs, docs):
-    (docs / "results.json").write_text(json.dumps({"headline/best-plain-0": ran({"plain": scored(0.9)})}))
-    write_results(runs, docs, ["headline/best-textured-0", "headline/best-plain-0"])
+    (docs / "results.json").write_text(json.dumps({PLAIN: ran({"plain": scored(0.9)})}))
+    write_results(runs, docs, [TEXTURED, PLAIN])
     assert [row[0] for row in rows(written(docs)["bars"])] == ["plain", "plain", "textured", "textured"]
 
 
 def test_runs_that_are_not_done_are_left_out(runs, docs):
-    (runs / "headline/best-textured-0" / "done").unlink()
-    write_results(runs, docs, ["headline/best-textured-0", "studies/base-1"])
+    (runs / TEXTURED / "done").unlink()
+    write_results(runs, docs, [TEXTURED, "studies/base-1"])
     assert list(json.loads((docs / "results.json").read_text())) == ["studies/base-1"]
     assert rows(written(docs)["bars"]) == [] and not (docs / "img").exists(), "there are no curves to draw"
 
 
 def test_a_record_is_a_line(runs, docs):
     """For changes to be seen; in the order of their names."""
-    write_results(runs, docs, ["studies/base-1", "headline/best-textured-0"])
+    write_results(runs, docs, ["studies/base-1", TEXTURED])
     first, *told, last = (docs / "results.json").read_text().splitlines()
     assert (first, last) == ("{", "}") and [line.split('"')[1] for line in told] == [
-        "headline/best-textured-0",
+        TEXTURED,
         "studies/base-1",
     ]
 
@@ -275,14 +288,14 @@ def test_a_page_without_a_place(runs, docs, name):
     page.write_text(PAGE.replace(f"<!-- {name} -->", ""))
     before = page.read_bytes()
     with pytest.raises(ValueError, match=r"\A[^\n]+\Z") as caught:
-        write_results(runs, docs, ["headline/best-textured-0"])
+        write_results(runs, docs, [TEXTURED])
     assert str(caught.value) == f"{page} has no place for {name}; expected the line <!-- {name} -->"
     assert page.read_bytes() == before
 
 
 def test_what_our_models_see_is_shown(runs, docs):
     model = build(dataclasses.replace(PRESETS["tiny"].model, size=16))
-    save(model, runs / "headline/best-textured-0")
-    write_results(runs, docs, ["headline/best-textured-0"])
+    save(model, runs / TEXTURED)
+    write_results(runs, docs, [TEXTURED])
     families = {"textured", "ood", "camo"}  # what it is judged on
     assert {p.stem.removeprefix("results-") for p in (docs / "img").iterdir()} == families | {"curves"}
