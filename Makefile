@@ -16,8 +16,10 @@ BIN := .venv/bin
 SEED ?= 0
 
 demo: .venv/ready
-	$(BIN)/cutslots evaluate tiny --data plain:2-5 --images 32 --out out/shipped
-	@echo "that is what shipped weights find: out/shipped/report.html; now we learn to, which takes minutes"
+	$(BIN)/cutslots evaluate plain --data plain --images 16 --out out/plain
+	$(BIN)/cutslots evaluate textured --data textured --images 16 --out out/textured
+	@echo "that is what shipped weights find: out/plain/report.html and out/textured/report.html"
+	@echo "now we learn to, which takes minutes"
 	$(BIN)/cutslots train tiny --seed $(SEED) --out out/demo-$(SEED)
 	$(BIN)/cutslots evaluate out/demo-$(SEED) --data plain:2-5 --images 320
 	@echo "open out/demo-$(SEED)/evaluation/report.html in a browser"

@@ -154,6 +154,18 @@ def test_shipped_names_need_no_network(name, no_network):
     assert kind.from_pretrained(name).config == load(name).config
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_weights_are_small_and_have_a_card(name):
+    """What it learned from, how long, how well it does, and what it is not for."""
+    assert (SHIPPED / name / "model.safetensors").stat().st_size <= 4e6
+    card = (SHIPPED / name / "README.md").read_text()
+    head, _, rest = card.removeprefix("---\n").partition("---\n")
+    assert "license: apache-2.0" in head and "library_name: cutslots" in head
+    for part in ("Learned from", "Scores", "Limits", f'from_pretrained("{name}")'):
+        assert part in rest, part
+    assert re.search(r"seed \d", rest) and re.search(r"[\d,]+ steps", rest) and re.search(r"20\d\d", rest)
+
+
 def test_half_is_shipped_as_well(shipped, no_network):
     tensors = load_file(shipped / "textured" / "model.safetensors")
     assert {v.dtype for v in tensors.values()} == {torch.float16}

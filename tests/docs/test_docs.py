@@ -30,6 +30,7 @@ needs_mkdocs = pytest.mark.skipif(
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 EXAMPLES = {
     "idea.py": ["--out", "."],
+    "shipped.py": ["--out", "shipped.png", "--scenes", "1"],
     "own_encoder.py": ["--steps", "2"],
     "own_slots.py": [],
     "own_dataset.py": ["--count", "4", "--out", "discs"],
