@@ -104,7 +104,6 @@ def evaluate(
     devices: int = 1,
     precision: Literal["auto", "32-true", "bf16-mixed"] = "auto",
     join: Literal["area", "matching", "hungarian"] = "area",
-    ground_weight: float = 1.0,
 ) -> None:
     """Score a model on datasets: ARI, ARI-FG, mIoU, MSE; a table, JSON, a CSV of every image and a page of pictures.
 
@@ -120,18 +119,14 @@ def evaluate(
         precision: bf16-mixed on CUDA, 32-true elsewhere.
         join: How slots of films are joined over time: weighted by area (ours), by the learned matching of pairs, or by
             the Hungarian algorithm on inner products (the paper's baseline).
-        ground_weight: Weighs the first slot's masks before each pixel is given to the largest; below 1 it undoes what a
-            price on area has done to the borders of objects.
     """
     from cutslots.devices import make_fabric
     from cutslots.evaluate import evaluate
 
     if images is not None and images < 1:
         raise ValueError(f"images is {images}; expected at least 1")
-    if not ground_weight >= 0:
-        raise ValueError(f"ground_weight is {ground_weight}; expected zero or more")
     fabric = make_fabric(accelerator, devices, 1, precision)
-    evaluate(weights, data, out, split, images, fabric, join, ground_weight)
+    evaluate(weights, data, out, split, images, fabric, join)
 
 
 def predict(

@@ -35,16 +35,11 @@ SHOWN_FILMS = 3
 APART = (5, 20)  # the frames that the paper matches across a film
 
 
-def labels(found: Found, ground: float = 1.0, image: Tensor | None = None) -> dict[str, Tensor]:
+def labels(found: Found, image: Tensor | None = None) -> dict[str, Tensor]:
     """The slot of every pixel, (B, S, S): by the decoder's masks, by the partition's, brought to the same size, and, of
-    an `image`, by masks that are read from the decoder's (see cutslots.reading).
-
-    `ground` weighs the first slot's masks before the largest is taken: below 1 it undoes what a price on area has done
-    to the borders of objects."""
-    weight = torch.ones(found.masks.shape[1], 1, 1, device=found.masks.device)
-    weight[0] = ground
+    an `image`, by masks that are read from the decoder's (see cutslots.reading)."""
     partition = F.interpolate(found.partition.float(), found.masks.shape[-2:], mode="bilinear", align_corners=False)
-    found_by = {"decoder": (weight * found.masks).argmax(1), "partition": (weight * partition).argmax(1)}
+    found_by = {"decoder": found.masks.argmax(1), "partition": partition.argmax(1)}
     return found_by if image is None else found_by | {"joined": read(found, image).argmax(1)}
 
 
@@ -56,7 +51,6 @@ def judge(
     count: int | None = None,
     title: str = "",
     join: Join = "area",
-    ground: float = 1.0,
 ) -> metrics.Scores:
     """The scores of the first `count` images or films, gathered from all processes. Names of the partition's begin with
     it. Where there are no true masks, the error alone."""
@@ -74,37 +68,37 @@ def judge(
             torch.manual_seed(b)  # Slot Attention draws its slots
             with fabric.autocast():
                 if films:
-                    columns = _film_columns(sample, follow(model, sample.image, join), ground)
+                    columns = _film_columns(sample, follow(model, sample.image, join))
                 else:
-                    columns = _columns(sample, model(sample.image), truth, ground)
+                    columns = _columns(sample, model(sample.image), truth)
             scores.add(batches[b], columns)
     model.train(was_training)
     scores.gather()
     return scores
 
 
-def _columns(sample: Sample, found: Found, truth: bool, ground: float) -> dict[str, Tensor]:
+def _columns(sample: Sample, found: Found, truth: bool) -> dict[str, Tensor]:
     columns: dict[str, Tensor] = {}
     if truth:
         columns["objects"] = torch.tensor([int((mask.unique() > 0).sum()) for mask in sample.mask])
-    for kind, label in labels(found, ground, sample.image).items() if truth else ():
+    for kind, label in labels(found, sample.image).items() if truth else ():
         prefix = "" if kind == "decoder" else f"{kind}_"
         columns |= {prefix + name: value for name, value in metrics.score(sample.mask, label).items()}
     columns["mse"] = metrics.squared_error(as_floats(sample.image), found.reconstruction)
     return columns
 
 
-def film_labels(found: list[Found], image: Tensor, ground: float = 1.0) -> dict[str, Tensor]:
+def film_labels(found: list[Found], image: Tensor) -> dict[str, Tensor]:
     """The track of every pixel of films, (B, T, S, S), by the same masks."""
-    frames = [labels(each, ground) for each in found]
+    frames = [labels(each) for each in found]
     for frame, masks in zip(frames, read_film(found, image), strict=True):
         frame["joined"] = masks.argmax(1)
     return {kind: torch.stack([frame[kind] for frame in frames], 1) for kind in frames[0]}
 
 
-def _film_columns(sample: Sample, found: list[Found], ground: float) -> dict[str, Tensor]:
+def _film_columns(sample: Sample, found: list[Found]) -> dict[str, Tensor]:
     columns = {"objects": torch.tensor([int((mask.unique() > 0).sum()) for mask in sample.mask])}
-    for kind, label in film_labels(found, sample.image, ground).items():
+    for kind, label in film_labels(found, sample.image).items():
         prefix = "" if kind == "decoder" else f"{kind}_"
         columns |= {prefix + name: value for name, value in metrics.score_films(sample.mask, label).items()}
     errors = [metrics.squared_error(as_floats(sample.image[:, t]), each.reconstruction) for t, each in enumerate(found)]
@@ -119,7 +113,6 @@ def evaluate(
     images: int | None,
     fabric: Fabric,
     join: Join = "area",
-    ground: float = 1.0,
 ) -> dict[str, Any]:
     """Scores a model on datasets, prints the table, writes results.json, per_image.csv and report.html to `out`."""
     model = load(weights, fabric.device)
@@ -136,7 +129,7 @@ def evaluate(
     rows: list[dict[str, Any]] = []
     pictures: dict[str, Any] = {}
     for name, dataset in opened.items():
-        scores = judge(model, dataset, fabric, title=f"{name}, {split}", join=join, ground=ground)
+        scores = judge(model, dataset, fabric, title=f"{name}, {split}", join=join)
         results[name] = {"split": split, "images": len(scores.rows), **scores.means()}
         rows += [{"data": name, "image": _name(dataset, i), **row} for i, row in scores.table()]
         films = getattr(dataset, "frames", 1) > 1
@@ -145,8 +138,6 @@ def evaluate(
         record: dict[str, Any] = {"weights": str(weights), "model": vars(model.config), "results": results}
         if any("switches" in means for means in results.values()):
             record["join"] = join
-        if ground != 1:
-            record["ground_weight"] = ground
         write_atomically(folder / "results.json", json.dumps(record, indent=1).encode())
         write_atomically(folder / "per_image.csv", _as_csv(rows))
         write_evaluation(folder / "report.html", record, pictures, _history(weights))
@@ -180,7 +171,7 @@ def look(model: Discovery, data: Images, count: int, fabric: Fabric) -> Pictures
     with fabric.autocast():
         found = model(sample.image)
     model.train(was_training)
-    return Pictures.of(sample, found, labels(found, image=sample.image))
+    return Pictures.of(sample, found, labels(found, sample.image))
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from cutslots.model import Found, as_floats
 
 SPREAD = 0.2  # by which a channel of a pixel may stray from its slot's picture
 LIKENESS = 1.0  # up to this share of the variance of what is drawn, slots are alike
+FILM_LIKENESS = 0.3  # in films, where slots that are joined once are joined for good
 MEETING = 1 / 800  # the share of the picture in which two slots have to meet, for anything to be said of them
 
 
@@ -39,7 +40,7 @@ def read(found: Found, image: Tensor, spread: float = SPREAD, likeness: float = 
 
 
 def read_film(
-    found: Sequence[Found], image: Tensor, spread: float = SPREAD, likeness: float = LIKENESS
+    found: Sequence[Found], image: Tensor, spread: float = SPREAD, likeness: float = FILM_LIKENESS
 ) -> list[Tensor]:
     """The same for the frames (B, T, 3, S, S) of films, followed: T masks (B, K, S, S). A slot is joined to another in
     all frames of a film or in none."""
@@ -68,8 +69,8 @@ def meetings(found: Found) -> Meetings:
     m, p = masks.flatten(2), pictures.flatten(3).transpose(1, 2)  # (B, K, n), (B, 3, K, n)
     n = m.shape[-1]
     squares = m * p.square().mean(1)
-    both = (m[:, None] * p) @ (m[:, None] * p).mT  # by channels
-    apart = squares @ m.mT + m @ squares.mT - 2 * both.mean(1)  # |a - b|^2 = a^2 + b^2 - 2ab
+    drawn = (m[:, None] * p).contiguous()  # by channels
+    apart = squares @ m.mT + m @ squares.mT - 2 * (drawn @ drawn.mT).mean(1)  # |a - b|^2 = a^2 + b^2 - 2ab
     return Meetings(m @ m.mT / n, apart.clamp(min=0) / n, m.mean(-1), whole.flatten(2).var(-1, correction=0).mean(1))
 
 

@@ -1,4 +1,4 @@
-"""What the shipped weights find: the first unseen scenes of a family, redrawn, their objects, and the slots that draw most.
+"""What the shipped weights find in the first unseen scenes: redrawn, their objects, and the slots that draw most.
 
     python examples/shipped.py --out out/shipped.png
 

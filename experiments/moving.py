@@ -4,7 +4,8 @@
     python -m experiments.moving ... --together                    # all trainings at once on one GPU
 
 Every row is `movi11` with a few numbers changed, trained for the same time on `moving` scenes; every model is judged on
-unseen films by every join it can be followed with. Interrupted, the same command goes on.
+unseen films by every join it can be followed with, and with masks as read (cutslots.reading) by the join by area.
+Interrupted, the same command goes on.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from cutslots.evaluate import judge, watch
 from cutslots.model import PairDiscovery, VolumeDiscovery, load
 from cutslots.report import sheet
 from cutslots.scenes.files import png
+from cutslots.track import Join
 
 STILLS = ["--frames", "1", "--batch", "32"]
 ATTENTION = ["--module", "attention", "--area-price", "0"]
@@ -37,7 +39,12 @@ RUNS: dict[str, tuple[str, str, list[str]]] = {  # model, trained on, what diffe
     "attention-frames-0": ("Slot Attention", "single frames", [*ATTENTION, *STILLS]),
     "volume-0": ("cut through time", "clips of 2 frames", ["--volume"]),
 }
-GROUND = 0.7  # the weight of the ground in a last row of each cut, chosen on validation films
+ROWS = {  # what slots are joined over time by, and what the names of the masks' scores begin with
+    ("matching", ""): "learned matching",
+    ("hungarian", ""): "Hungarian",
+    ("area", ""): "by area (ours)",
+    ("area", "joined_"): "by area, masks read and joined",
+}
 SCORES = ("ari_fg", "ari", "frame_ari_fg", "frame_ari")
 
 
@@ -68,15 +75,15 @@ def main(options: Options) -> None:
             results[name] = {**facts, "scores": {}}
         scores = results[name]["scores"]
         model = load(options.runs / name, fabric.device)
-        missing = [join for join in joins(name, model) if join not in scores]
+        missing = [join for join in joins(model) if not is_judged(join, scores)]
         films = open_films("moving", "test", model.config.size, options.films)
         films = films.cache(options.runs / f"films-{options.films}", fabric.device)  # type: ignore[union-attr, assignment]
         if name == options.shown and not (options.docs / "img" / "moving.png").is_file():
             pictures = watch(model, films, fabric, 1).films[0].some(6)
             write_atomically(options.docs / "img" / "moving.png", png(sheet(pictures)))
         for join in missing:
-            how: Any = {"join": "area", "ground": GROUND} if join == "weighted" else {"join": join}
-            scores[join] = judge(model, films, fabric, title=f"{name}, {join}", **how).means()
+            means = judge(model, films, fabric, title=f"{name}, {join}", join=join).means()
+            scores[join] = means | scores.get(join, {})  # what is recorded stays
             results[name]["date"] = f"{datetime.date.today()}"
             write_atomically(path, json.dumps(results, indent=1).encode())
     write_table(options.docs / "moving.md", results)
@@ -104,30 +111,32 @@ def training_facts(run: Path) -> dict[str, Any]:
     return {"seed": seed, "steps": last["step"], "seconds": round(last["seconds"])}
 
 
-def joins(name: str, model: Any) -> list[str]:
-    """What the slots of a model can be joined by; for cuts once more with the ground weighed less."""
+def joins(model: Any) -> list[Join]:
+    """What the slots of a model can be joined by."""
     if isinstance(model, VolumeDiscovery):
         return ["area"]  # whole films are one cut: nothing is joined
-    learned = ["matching"] if isinstance(model, PairDiscovery) else []
-    return [*learned, "hungarian", "area", *(["weighted"] if name.startswith("cut") else [])]
+    return ["matching", "hungarian", "area"] if isinstance(model, PairDiscovery) else ["hungarian", "area"]
+
+
+def is_judged(join: str, scores: dict[str, Any]) -> bool:
+    """Whether every row of this join has its scores."""
+    return all(prefix + SCORES[0] in scores.get(join, {}) for each, prefix in ROWS if each == join)
 
 
 def write_table(path: Path, results: dict[str, Any]) -> None:
     """Puts the table between its two marks."""
-    called = {
-        "hungarian": "Hungarian",
-        "matching": "learned matching",
-        "area": "by area (ours)",
-        "weighted": f"by area, ground weighed {GROUND}",
-    }
     heads = "slots | trained on | joined over time by | seed | steps | ARI-FG | ARI | by frame | by frame | switches"
     lines = [f"| {heads} |", "|---|---|---|---|---|---|---|---|---|---|"]
     for name, (kind, data, _) in RUNS.items():
-        for join, means in results[name]["scores"].items():
-            how = "one cut of the film" if kind == "cut through time" else called[join]
-            facts = results[name]["training"]
+        facts, scores = results[name]["training"], results[name]["scores"]
+        for (join, prefix), how in ROWS.items():
+            if join not in scores:
+                continue
+            if kind == "cut through time":
+                how = "one cut of the film" + (", masks read and joined" if prefix else "")
             cells = [kind, data, how, str(facts["seed"]), f"{facts['steps']:,}"]
-            cells += [f"{100 * means[score]:.1f}" for score in SCORES] + [f"{means['switches']:.1f}"]
+            cells += [f"{100 * scores[join][prefix + score]:.1f}" for score in SCORES]
+            cells.append(f"{scores[join][f'{prefix}switches']:.1f}")
             lines.append("| " + " | ".join(cells) + " |")
     lines += [
         "| Slot Attention | single frames | Hungarian, published, MOVi-A | | | 4.2 | 0.3 | | | |",
