@@ -94,7 +94,7 @@ def record(folder: Path) -> Record:
         "machine": json.loads((folder / "machine.json").read_text()),
         "curve": curve,
         "scores": _scores(folder / "evaluation" / "results.json"),
-        "renders": _scores(folder / "renders" / "results.json"),
+        "renders": {Path(name).name: told for name, told in _scores(folder / "renders" / "results.json").items()},
     }
     return found
 
@@ -270,7 +270,7 @@ def draw_curves(records: dict[str, Record], file: Path) -> None:
             run = records.get(f"headline/{method}-{family}-0")
             if run:
                 minutes = [seconds / 60 for _, seconds, _, _ in run["curve"]]
-                axis.plot(minutes, [100 * ari_fg for _, _, ari_fg, _ in run["curve"]], label=called)
+                axis.plot(minutes, [100 * ari_fg for _, _, ari_fg, _ in run["curve"]], label=called.replace("`", ""))
         axis.set(title=family, xlabel="minutes", ylim=(0, 100))
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("ARI-FG, validation")

@@ -47,9 +47,9 @@ def pictures(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(weights, pictures, tmp_path_factory):
-    """The prediction of all pictures."""
+    """The prediction of all pictures by the decoder's masks: an untrained model's slots are alike, to be joined."""
     out = tmp_path_factory.mktemp("done") / "deep" / "out"
-    assert predict(weights, pictures, out, device="cpu")
+    assert predict(weights, pictures, out, device="cpu", masks="decoder")
     return out
 
 
@@ -85,7 +85,7 @@ def test_labels_and_slots_agree(done, name):
 
 def test_files_hold_what_is_found(done, weights, pictures):
     picture = Image.open(pictures / "wide.png")
-    labels, scores, redrawn = find(load(weights), picture)
+    labels, scores, redrawn = find(load(weights), picture, "decoder")
     assert np.array_equal(read(done / "wide" / "labels.png"), labels + 1)
     assert np.array_equal(read(done / "wide" / "reconstruction.png"), redrawn)
     overlay = 0.35 * np.asarray(picture) + 0.65 * paint(labels)
@@ -129,7 +129,7 @@ def test_coco_reads_the_masks(done, capsys):
 
 
 def test_one_picture(weights, pictures, done, tmp_path):
-    assert predict(weights, pictures / "tall.png", tmp_path / "out", device="cpu")
+    assert predict(weights, pictures / "tall.png", tmp_path / "out", device="cpu", masks="decoder")
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"tall", "masks.json", "predict.json", ".lock"}
     for file in (done / "tall").iterdir():
         assert (tmp_path / "out" / "tall" / file.name).read_bytes() == file.read_bytes(), "alone or among others"
