@@ -458,7 +458,12 @@ def write_evaluation(
     )
     sections = [
         facts(
-            {"ARI-FG, " + name: f"{100 * r['ari_fg']:.1f}" for name, r in results.items()}
+            {
+                f"ARI-FG, {name}" + (", joined" if "joined_ari_fg" in r else ""): (
+                    f"{100 * r.get('joined_ari_fg', r['ari_fg']):.1f}"
+                )
+                for name, r in results.items()
+            }
             | {"films" if "switches" in first else "images": str(first["images"])}
         ),
         scores_section(results),
