@@ -143,9 +143,13 @@ def blend(image: np.ndarray, colours: np.ndarray) -> np.ndarray:
     return (0.35 * image + 0.65 * colours).astype(np.uint8)
 
 
-def sheet(pictures: Pictures, gap: int = 2) -> Image.Image:
+def sheet(pictures: Pictures) -> Image.Image:
     """All of it as one picture, a row for each image."""
-    rows = [list(pictures.columns(i).values()) for i in range(len(pictures.image))]
+    return tiled([list(pictures.columns(i).values()) for i in range(len(pictures.image))])
+
+
+def tiled(rows: list[list[np.ndarray]], gap: int = 2) -> Image.Image:
+    """Square pictures of one size side by side, on grey."""
     side, across = rows[0][0].shape[0] + gap, max(map(len, rows))
     page = np.full((len(rows) * side - gap, across * side - gap, 3), 205, dtype=np.uint8)  # grey between
     for y, row in enumerate(rows):

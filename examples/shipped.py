@@ -12,13 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 
 from cutslots import Scenes, load
 from cutslots.reading import read
-from cutslots.report import as_bytes, blend, paint
+from cutslots.report import as_bytes, blend, paint, tiled
 
-GAP, SLOTS = 2, 7
+SLOTS = 7
 
 
 def main() -> None:
@@ -27,7 +26,7 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=2, help="of each family")
     args = parser.parse_args()
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    picture([row for name in ("plain", "textured") for row in rows(name, args.scenes)]).save(args.out)
+    tiled([row for name in ("plain", "textured") for row in rows(name, args.scenes)]).save(args.out)
     print(f"wrote {args.out}")
 
 
@@ -46,16 +45,6 @@ def rows(name: str, count: int) -> list[list[np.ndarray]]:
         [pictures[i], redrawn[i], blend(pictures[i], paint(labels[i], truth[i].numpy())), *slots[i, most[i]]]
         for i in range(count)
     ]
-
-
-def picture(rows: list[list[np.ndarray]]) -> Image.Image:
-    """Cells side by side, on grey."""
-    side = len(rows[0][0]) + GAP
-    page = np.full((len(rows) * side - GAP, len(rows[0]) * side - GAP, 3), 205, dtype=np.uint8)
-    for y, row in enumerate(rows):
-        for x, cell in enumerate(row):
-            page[y * side : (y + 1) * side - GAP, x * side : (x + 1) * side - GAP] = cell
-    return Image.fromarray(page)
 
 
 if __name__ == "__main__":

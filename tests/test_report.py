@@ -162,7 +162,7 @@ def test_columns_and_sheet(pictures):
     assert list(with_truth) == ["image", "redrawn", "true objects", "found objects", "joined", "its partition", *slots]
     assert list(without) == ["image", "redrawn", "found objects", "joined", "its partition", *slots]
     assert np.array_equal(with_truth["true objects"], blend(pictures.image[0], PALETTE[pictures.truth[0]]))
-    page = np.asarray(sheet(pictures, gap=2))
+    page = np.asarray(sheet(pictures))
     assert page.shape == (2 * SIDE + 2, 9 * SIDE + 8 * 2, 3)
     assert np.array_equal(page[:SIDE, :SIDE], pictures.image[0])
     assert np.array_equal(page[-SIDE:, :SIDE], pictures.image[1])
