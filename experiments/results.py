@@ -17,6 +17,7 @@ CALLED = {
     "paper": "cut, the paper's preset",
     "best": "cut, ours (`best`)",
     "ground": "the same, background anchored",
+    "anchored": "the same, all cuts anchored",
     "attention": "Slot Attention in our network",
     "softmax": "softmax control in our network",
 }
@@ -54,6 +55,8 @@ def write_results(runs: Path, docs: Path, names: Iterable[str]) -> None:
     path = docs / "results.json"
     records: dict[str, Record] = json.loads(path.read_text()) if path.is_file() else {}
     records |= {name: record(runs / name) for name in names if (runs / name / "done").is_file()}
+    if (runs / "blocks.json").is_file():
+        records["blocks"] = json.loads((runs / "blocks.json").read_text())
     rows = (f"{json.dumps(name)}: {json.dumps(records[name])}" for name in sorted(records))  # a line for each run
     write_atomically(path, ("{\n" + ",\n".join(rows) + "\n}\n").encode())
     page = docs / "results.md"
@@ -152,6 +155,9 @@ def headline(records: dict[str, Record]) -> str:
                 rows.append(
                     [family if first else "", called if first else "", kind, *values, *(facts if first else [""] * 3)]
                 )
+        if (nothing := records.get("blocks", {}).get(family)) and any(row[0] == family for row in rows):
+            values = [f"{100 * nothing[name]:.1f}" for name in IN_PER_CENT]
+            rows.append(["", f"{nothing['slots']} fixed blocks, which look at nothing", "", *values, "", "", ""])
         for model, (iou, fg, mse) in published.items() if any(row[0] == family for row in rows) else ():
             who = f"{model}, published, {dataset}"
             rows.append(["", who, "", f"{fg:.1f}", "", f"{iou:.1f}", "", "", f"{mse}", "", ""])
@@ -194,16 +200,22 @@ def studies(records: dict[str, Record]) -> str:
         steps = [reached(run) for run in runs]
         known = [step for step in steps if step is not None]
         cells.append(spread(known, 0) + ("" if len(known) == len(steps) else f" ({len(steps) - len(known)} never)"))
-        verdict = ""
-        if name != base and len(runs) > 1 and len(bases) > 1:
-            ours, theirs = ([100 * run["scores"][family]["ari_fg"] for run in some] for some in (runs, bases))
-            test = ttest_ind(ours, theirs, equal_var=False)
-            gain = float(np.mean(ours) - np.mean(theirs))
-            clear = test.pvalue < 0.05
-            verdict = f"{gain:+.1f}, " + (("better" if gain > 0 else "worse") if clear else "no clear difference")
-        rows.append([*cells, verdict])
-    heads = "what is changed | seeds | ARI-FG | mIoU | ARI-FG, camo | steps to ARI-FG 50 | ARI-FG against the base"
-    return _facts(records, "studies/") + _table(heads, rows)
+        for score in ("ari_fg", "miou"):
+            verdict = ""
+            if name != base and len(runs) > 1 and len(bases) > 1:
+                ours, theirs = ([100 * run["scores"][family][score] for run in some] for some in (runs, bases))
+                gain = float(np.mean(ours) - np.mean(theirs))
+                clear = ttest_ind(ours, theirs, equal_var=False).pvalue < 0.05
+                verdict = f"{gain:+.1f}" + (f", {'better' if gain > 0 else 'worse'}" if clear else "")
+            cells.append(verdict)
+        rows.append(cells)
+    for family, nothing in records.get("blocks", {}).items() if rows else ():
+        if family in ("textured:3-6", "plain:3-6"):
+            scenes = "" if family == "textured:3-6" else "plain scenes: "
+            cells = [f"{100 * nothing[score]:.1f}" for score in ("ari_fg", "miou")]
+            rows.append([f"{scenes}{nothing['slots']} fixed blocks, which look at nothing", "", *cells, *[""] * 4])
+    heads = "what is changed | seeds | ARI-FG | mIoU | ARI-FG, camo | steps to ARI-FG 50"
+    return _facts(records, "studies/") + _table(f"{heads} | ARI-FG, gain | mIoU, gain", rows)
 
 
 def spread(values: list[Any], digits: int = 1) -> str:
@@ -257,7 +269,7 @@ def _table(heads: str, rows: list[list[str]]) -> str:
 
 
 def draw_curves(records: dict[str, Record], file: Path) -> None:
-    """ARI-FG on validation images over time, for the runs of the headline."""
+    """ARI-FG on validation images by how many images were seen, for the runs of the headline."""
     import io
 
     import matplotlib.pyplot as plt
@@ -266,12 +278,14 @@ def draw_curves(records: dict[str, Record], file: Path) -> None:
         return
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.4), sharey=True, layout="constrained")
     for axis, family in zip(axes, ("plain", "textured"), strict=True):
-        for method, called in CALLED.items():
-            run = records.get(f"headline/{method}-{family}-0")
-            if run:
-                minutes = [seconds / 60 for _, seconds, _, _ in run["curve"]]
-                axis.plot(minutes, [100 * ari_fg for _, _, ari_fg, _ in run["curve"]], label=called.replace("`", ""))
-        axis.set(title=family, xlabel="minutes", ylim=(0, 100))
+        for i, (method, called) in enumerate(CALLED.items()):
+            run = records.get(f"headline/{method}-{family}-0", {"curve": [], "batch": 0})
+            seen = [step * run["batch"] / 1000 for step, _, _, _ in run["curve"]]
+            label = called.replace("`", "")
+            axis.plot(seen, [100 * ari_fg for _, _, ari_fg, _ in run["curve"]], color=f"C{i}", label=label)
+        if nothing := records.get("blocks", {}).get(family):
+            axis.axhline(100 * nothing["ari_fg"], color="grey", linestyle=":", label="fixed blocks")
+        axis.set(title=family, xlabel="thousand images seen", ylim=(0, 100))
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("ARI-FG, validation")
     axes[1].legend(fontsize=8, loc="lower right")

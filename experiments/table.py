@@ -32,7 +32,7 @@ from cutslots.presets import PRESETS, TrainConfig
 Group = Literal["headline", "plateau", "studies", "renders"]
 SEEDS = (0, 1, 2)
 UNSEEN = {"plain": ("plain",), "textured": ("textured", "ood", "camo")}  # what a model of a family is judged on
-METHODS = ("paper", "best", "ground", "attention", "softmax")
+METHODS = ("paper", "best", "ground", "anchored", "attention", "softmax")
 SAME: dict[str, Any] = {"images": 24_000, "eval_every": 500, "eval_images": 128}  # for all of the headline
 
 
@@ -78,6 +78,7 @@ def main(options: Options) -> None:
     if options.write:
         from experiments.results import write_results
 
+        note_blocks(options.runs / "blocks.json", options)
         write_results(options.runs, options.docs, list(all_runs(options)))
     if not finished:
         sys.exit("some runs are not done; the same command goes on")
@@ -93,7 +94,7 @@ def all_runs(options: Options) -> dict[str, Run]:
         for method in METHODS:
             config = replace(headline(method, family), minutes=options.minutes, steps=10**6)
             runs[f"headline/{method}-{family}-0"] = Run("headline", config, UNSEEN[family])
-    for method in ("best", "attention"):
+    for method in ("ground", "attention"):
         for seed in SEEDS[1:]:  # the headline's run is the first
             config = replace(headline(method, "textured"), seed=seed, steps=3_000)
             runs[f"plateau/{method}-textured-{seed}"] = Run("plateau", config, ())
@@ -115,12 +116,16 @@ def quickened(run: Run) -> Run:
 
 
 def headline(method: str, family: str) -> TrainConfig:
-    """The paper's preset for a family; ours; ours with an anchored background; the baseline and the control in our
-    network."""
+    """The paper's preset for a family; ours; ours with the background's cuts, or all, anchored; the baseline and the
+    control in our network."""
     if method == "paper":
         return replace(PRESETS["clevr" if family == "plain" else "clevrtex"], **SAME)
     best = replace(PRESETS["best"], data=family, **SAME)
-    changed: dict[str, dict[str, Any]] = {"best": {}, "ground": {"background_anchor": 1.0}}
+    changed: dict[str, dict[str, Any]] = {
+        "best": {},
+        "ground": {"background_anchor": 1.0},
+        "anchored": {"anchor": 1.0},
+    }
     return replace(best, model=replace(best.model, **changed.get(method, {"module": method})))
 
 
@@ -169,7 +174,7 @@ def do(folder: Path, run: Run, options: Options) -> None:
     if not brought(folder):
         train(replace(run.config, out=folder, cache=options.runs / "cache", save_minutes=2.0))
         note_machine(folder / "machine.json")
-    fabric = make_fabric("auto", 1, 1, "auto")
+    fabric = make_fabric("auto", 1, 1, "32-true")
     judged = run.judged
     if options.renders is not None and (run.group == "renders" or folder.name == "best-textured-0"):
         evaluate(str(folder), (str(options.renders),), folder / "renders", "val", None, fabric)
@@ -193,6 +198,32 @@ def note_machine(file: Path) -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
     facts = {"device": device, "torch": torch.__version__, "python": platform.python_version()}
     write_atomically(file, json.dumps(facts | {"date": f"{datetime.date.today()}"}).encode())
+
+
+def note_blocks(file: Path, options: Options) -> None:
+    """What one scores who looks at nothing: every picture parted into the same blocks, as many as there are slots."""
+    import torch
+    from scipy.cluster.vq import kmeans2
+
+    from cutslots import metrics
+    from cutslots.data import open_data
+
+    if file.is_file():
+        return
+    found: dict[str, Any] = {}
+    for name in ("headline/best-plain-0", "headline/best-textured-0", "studies/plain-base-0", "studies/base-0"):
+        run = all_runs(options)[name]
+        for family in run.judged:
+            size, scores = run.config.model.size, metrics.Scores()
+            pixels = torch.cartesian_prod(*2 * [torch.arange(size, dtype=torch.float64)]).numpy()
+            blocks = torch.from_numpy(kmeans2(pixels, run.config.model.slots, iter=50, minit="++", seed=0)[1])
+            data = open_data(family, "test", size, options.images)
+            for numbers in torch.arange(len(data)).split(32):
+                truth = data.render(numbers.numpy(), torch.device("cpu")).mask
+                scores.add(numbers.tolist(), metrics.score(truth, blocks.view(1, size, size).expand_as(truth)))
+            found[family] = {"slots": run.config.model.slots, "images": len(data), **scores.means()}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, json.dumps(found).encode())
 
 
 # ------------------------------------------------------------------------------------------------------------ all runs

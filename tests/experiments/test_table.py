@@ -76,7 +76,7 @@ def test_the_baseline_and_the_control_differ_from_ours_in_the_slots_alone():
 
 def test_the_plateau_is_the_headline_with_other_seeds():
     runs, first = group("plateau"), group("headline")
-    assert set(runs) == {f"plateau/{method}-textured-{seed}" for method in ("best", "attention") for seed in (1, 2)}
+    assert set(runs) == {f"plateau/{method}-textured-{seed}" for method in ("ground", "attention") for seed in (1, 2)}
     for name, run in runs.items():
         method = name.partition("/")[2].partition("-")[0]
         changed = differences(run.config, first[f"headline/{method}-textured-0"].config)
@@ -251,3 +251,16 @@ def test_weights_that_were_brought_are_judged_only(one):
     assert done(folder) and not (folder / "state.pt").exists()
     assert weights(folder) == before and lines(folder) == metrics
     assert list(json.loads((folder / "evaluation" / "results.json").read_text())["results"]) == ["camo:3-6"]
+
+
+def test_what_fixed_blocks_score(options):
+    """They part the picture evenly, so they know nothing of the ground; they are judged once."""
+    file = options.runs / "blocks.json"
+    table.note_blocks(file, dataclasses.replace(options, images=8))
+    found = json.loads(file.read_text())
+    assert set(found) == {"plain", "textured", "ood", "camo", "textured:3-6", "camo:3-6", "plain:3-6"}
+    assert {each["slots"] for each in found.values()} == {8, 11}
+    assert all(each["images"] == 8 and each["ari"] < 0.2 and each["miou"] < 0.4 for each in found.values())
+    before = file.stat().st_mtime_ns
+    table.note_blocks(file, options)
+    assert file.stat().st_mtime_ns == before
