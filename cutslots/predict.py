@@ -17,6 +17,7 @@ import json
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +35,7 @@ from cutslots.reading import read
 from cutslots.report import as_bytes, blend, paint
 from cutslots.scenes.files import palette_image, png
 
-ROWS = 64  # of a large picture that are coloured at once
+PIXELS = 2**22  # of a large picture that are worked on at once
 
 Masks = Literal["joined", "decoder"]
 
@@ -66,6 +67,7 @@ def predict(
                 continue
             labels, scores = _write(model, picture, out / names[file], masks)
             annotate(record, file.name, labels, scores)
+            del picture, labels  # before the next is read: two large ones take twice the room
         write_atomically(out / "masks.json", json.dumps(record).encode())
     print(f"wrote {len(files) - failed} of {len(files)} pictures to {out}; all masks are in {out / 'masks.json'}")
     if failed:
@@ -96,39 +98,59 @@ def _files(images: Path) -> list[Path]:
 
 
 @torch.no_grad()
-def find(model: Discovery, picture: Image.Image, masks: Masks = "joined") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The slot of every pixel (H, W), from 0; how sure it is, by slot (K,); and the reconstruction (H, W, 3)."""
+def find(model: Discovery, picture: Image.Image, masks: Masks = "joined") -> tuple[np.ndarray, np.ndarray, Image.Image]:
+    """The slot of every pixel (H, W), from 0; how sure it is, by slot (K,); and the reconstruction, as large."""
     side, device = model.config.size, next(model.parameters()).device
     small = np.asarray(picture.resize((side, side), Image.Resampling.BILINEAR))
     torch.manual_seed(0)  # Slot Attention draws its slots
     image = torch.from_numpy(small.copy()).permute(2, 0, 1)[None].to(device)
     found = model(image)
     soft = (read(found, image) if masks == "joined" else found.masks)[0]
-    labels, best = at_size(soft, (picture.height, picture.width))
-    inside = (best[labels == k] for k in range(len(found.masks[0])))
-    scores = [float(x.sum(dtype=torch.float64)) / max(len(x), 1) for x in inside]  # millions of pixels: not in float32
+    labels, scores = at_size(soft, (picture.height, picture.width))
     drawn = Image.fromarray(as_bytes(found.reconstruction[0]))
-    redrawn = np.asarray(drawn.resize(picture.size, Image.Resampling.BICUBIC))
-    return labels.numpy(), np.array(scores), redrawn
+    return labels, scores, drawn.resize(picture.size, Image.Resampling.BICUBIC)
 
 
-def at_size(masks: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """The winning slot of every pixel (H, W) uint8 and its share, one mask at a time: large pictures hold few at
-    once."""
-    best, labels = torch.full(shape, -1.0), torch.zeros(shape, dtype=torch.uint8)
-    for k, mask in enumerate(masks.float().cpu()):
-        mask = F.interpolate(mask[None, None], shape, mode="bilinear", align_corners=False)[0, 0]
-        labels.masked_fill_(mask > best, k)
-        torch.fmax(best, mask, out=best)
-    return labels, best
+def at_size(masks: Tensor, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """The winning slot of every pixel (H, W) uint8, and how sure the pixels of each are, on average (K,). Of a large
+    picture only the labels are held whole."""
+    masks, count = masks.float().cpu(), len(masks)
+    labels, pixels, sure = np.empty(shape, dtype=np.uint8), np.zeros(count), np.zeros(count)
+    for rows in strips(shape, PIXELS):
+        best, winner = torch.tensor(-1.0), torch.tensor(0, dtype=torch.uint8)
+        for k, mask in enumerate(masks):
+            mask = enlarged(mask, shape, rows)
+            winner, best = torch.where(mask > best, k, winner), torch.fmax(best, mask)
+        labels[rows] = winner
+        pixels += torch.bincount(winner.flatten(), minlength=count).numpy()
+        sure += torch.bincount(winner.flatten(), best.flatten().double(), count).numpy()  # float32 counts to 2^24
+    return labels, sure / np.maximum(pixels, 1)
 
 
-def overlaid(picture: Image.Image, labels: np.ndarray) -> np.ndarray:
-    """The picture under the colours of its slots, some rows at a time: colours are mixed in float64."""
-    image = np.array(picture)
-    for y in range(0, len(image), ROWS):
-        image[y : y + ROWS] = blend(image[y : y + ROWS], paint(labels[y : y + ROWS]))
-    return image
+def enlarged(mask: Tensor, shape: tuple[int, int], rows: slice) -> Tensor:
+    """Some rows of a mask (S, S) that is enlarged to (H, W), bilinearly."""
+    (height, width), side = shape, len(mask)
+    if rows.stop - rows.start < height:  # torch enlarges to all rows or none
+        place = (torch.arange(rows.start, rows.stop, dtype=torch.float64) + 0.5) * side / height - 0.5
+        place = place.clamp(0, side - 1)
+        above, below = place.floor().long(), place.ceil().long()
+        mask = mask[above].lerp(mask[below], (place - above).float()[:, None])
+        height = len(mask)
+    return F.interpolate(mask[None, None], (height, width), mode="bilinear", align_corners=False)[0, 0]
+
+
+def strips(shape: tuple[int, ...], pixels: int) -> Iterator[slice]:
+    """The rows of a picture (H, W), so many at once that they hold about so many pixels."""
+    height, width = shape
+    step = max(1, pixels // width)
+    return (slice(y, min(y + step, height)) for y in range(0, height, step))
+
+
+def paint_over(picture: Image.Image, labels: np.ndarray) -> None:
+    """Lays the colours of its slots over the picture itself, some rows at a time: they are mixed in float64."""
+    for rows in strips(labels.shape, PIXELS // 16):
+        strip = picture.crop((0, rows.start, picture.width, rows.stop))
+        picture.paste(Image.fromarray(blend(np.asarray(strip), paint(labels[rows]))), (0, rows.start))
 
 
 def _write(model: Discovery, picture: Image.Image, folder: Path, masks: Masks) -> tuple[np.ndarray, np.ndarray]:
@@ -136,8 +158,10 @@ def _write(model: Discovery, picture: Image.Image, folder: Path, masks: Masks) -
     folder.mkdir(exist_ok=True)
     for old in folder.glob("slot_*.png"):
         old.unlink()
-    write_atomically(folder / "overlay.png", png(overlaid(picture, labels)))
     write_atomically(folder / "reconstruction.png", png(redrawn))
+    del redrawn
+    paint_over(picture, labels)  # none as large need be held beside it
+    write_atomically(folder / "overlay.png", png(picture))
     write_atomically(folder / "labels.png", png(palette_image(labels + 1)))
     for k in np.unique(labels):
         write_atomically(folder / f"slot_{k + 1:02d}.png", png(np.uint8(255) * (labels == k)))

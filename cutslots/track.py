@@ -37,7 +37,7 @@ from torch.nn import functional as F
 import cutslots
 from cutslots.disk import append_line, claimed, progress, write_atomically
 from cutslots.model import Discovery, Found, PairDiscovery, VolumeDiscovery, full, load
-from cutslots.predict import at_size, overlaid, usable
+from cutslots.predict import at_size, paint_over, usable
 from cutslots.scenes.files import palette_image, png
 from cutslots.video import LONGEST_GIF, Movie, has_pyav, open_video
 
@@ -190,7 +190,8 @@ def track(
                 labels = _follow(tracker, model, picture)
                 write_atomically(out / "masks" / f"{count - 1:06d}.png", png(palette_image(labels + 1)))
                 if movie:
-                    movie.add(overlaid(picture, labels))
+                    paint_over(picture, labels)
+                    movie.add(np.asarray(picture))
                 if count == 1:
                     facts = {"video": video.name, "width": picture.width, "height": picture.height, "rate": opened.rate}
                     append_line(record, (json.dumps(facts)[:-1] + ', "frames": [').encode())
@@ -218,7 +219,7 @@ def _follow(tracker: Tracker, model: Discovery, picture: Image.Image) -> np.ndar
     side, device = model.config.size, next(model.parameters()).device
     small = np.asarray(picture.resize((side, side), Image.Resampling.BILINEAR))
     found = tracker(torch.from_numpy(small.copy()).permute(2, 0, 1)[None].to(device))
-    return at_size(found.masks[0], (picture.height, picture.width))[0].numpy()
+    return at_size(found.masks[0], (picture.height, picture.width))[0]
 
 
 def _boxes(labels: np.ndarray) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ from tests.small_runs import Command
 Result = Iterator[list[str]]  # for every case what failed, which is nothing if all is well
 SHOWN = 8  # failures of a case that are printed
 GROWTH = 64 * 2**20  # bytes by which the memory of the app may differ
-LARGEST = 2 * 2**30  # bytes that a prediction may take, whatever it is shown
+LARGEST = 1.2 * 2**30  # bytes that a prediction may take, whatever it is shown
 
 
 class Soak:

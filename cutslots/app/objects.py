@@ -28,7 +28,7 @@ from torch import Tensor
 
 from cutslots.data.folder import ENDINGS, read_image
 from cutslots.model import SHIPPED, Discovery, load, weights_file
-from cutslots.predict import Masks, annotate, at_size, overlaid
+from cutslots.predict import Masks, annotate, at_size, paint_over
 from cutslots.reading import read
 from cutslots.report import as_bytes
 from cutslots.scenes import Scenes
@@ -175,11 +175,8 @@ def joint(seen: Seen) -> Tensor:
 
 def parts(seen: Seen) -> Parts:
     width, height = seen.source.frames[seen.frame].size
-    winner, best = at_size(joint(seen), (height, width))
-    labels, count = winner.numpy(), len(seen.to)
-    pixels = np.bincount(labels.ravel(), minlength=count)
-    scores = np.bincount(labels.ravel(), best.double().numpy().ravel(), count) / np.maximum(pixels, 1)
-    return Parts(labels, scores, pixels / labels.size)
+    labels, scores = at_size(joint(seen), (height, width))
+    return Parts(labels, scores, np.bincount(labels.ravel(), minlength=len(seen.to)) / labels.size)
 
 
 def by_frame(seen: Seen) -> list[Parts]:
@@ -206,7 +203,9 @@ def border(labels: np.ndarray) -> np.ndarray:
 def overlay(seen: Seen, found: Parts) -> np.ndarray:
     """The frame under the colours of its slots, each with a white border; those hidden as they are."""
     image = seen.source.frames[seen.frame]
-    painted = np.where(border(found.labels)[..., None], np.uint8(255), overlaid(image, found.labels))
+    over = image.copy()
+    paint_over(over, found.labels)
+    painted = np.where(border(found.labels)[..., None], np.uint8(255), np.asarray(over))
     return np.where(np.isin(found.labels, list(seen.hidden))[..., None], np.asarray(image), painted)
 
 

@@ -23,6 +23,8 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 # Of what Pillow reads, some would start other programs (EPS) or have unpacked without end (FITS).
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "PPM", "TIFF", "JPEG2000", "AVIF")
 MOST_PIXELS = 89_478_485  # Pillow's own bound, beyond which it warns of decompression bombs
+LONGEST_SIDE = 1_000_000  # libpng's own bound; to resize takes memory for each row and column
+PIECE = 2**20  # values that are brought to bytes at once
 HELD_OUT = 10  # every tenth image is for validation, when a folder is learned from
 
 
@@ -98,10 +100,17 @@ def read_image(file: Path) -> Image.Image:
     """A picture of any mode as RGB, the right way up. 16 bits become 8; transparency is dropped."""
 
     def convert(picture: Image.Image) -> Image.Image:
-        picture = ImageOps.exif_transpose(_ycbcr(picture))
+        picture = _ycbcr(picture)
+        ImageOps.exif_transpose(picture, in_place=True)
         if picture.mode.startswith("I") or picture.mode == "F":
             return _deep(np.asarray(picture))
-        return picture.convert("RGBA").convert("RGB") if "transparency" in picture.info else picture.convert("RGB")
+        if "transparency" in picture.info and picture.mode != "RGB":
+            picture = picture.convert("RGBA")
+        if picture.mode != "RGB":
+            picture = picture.convert("RGB")
+        picture.load()
+        picture.info = {}  # what it says of itself is not said of what is made of it
+        return picture
 
     return _opened(file, convert)
 
@@ -124,7 +133,10 @@ def _deep(values: np.ndarray) -> Image.Image:
     if not np.isfinite(values).all():
         raise ValueError("it holds values that are not finite")
     top = 65535.0 if values.dtype.kind in "iu" else 1.0 if values.max(initial=0) <= 1 else 255.0
-    grey = (np.clip(values / top, 0, 1) * 255).round().astype(np.uint8)
+    grey = np.empty(values.shape, dtype=np.uint8)
+    for start in range(0, values.size, PIECE):
+        part = slice(start, start + PIECE)
+        grey.reshape(-1)[part] = (np.clip(values.reshape(-1)[part] / top, 0, 1) * 255).round()
     return Image.fromarray(grey).convert("RGB")
 
 
@@ -149,6 +161,8 @@ def check_picture(picture: Image.Image) -> None:
         raise ValueError(f"it is {picture.format}; expected one of {', '.join(FORMATS)}")
     if picture.width * picture.height > MOST_PIXELS:
         raise ValueError(f"it has {picture.width}x{picture.height} pixels; expected at most {MOST_PIXELS:,}")
+    if max(picture.size) > LONGEST_SIDE:
+        raise ValueError(f"it has {picture.width}x{picture.height} pixels; expected sides of at most {LONGEST_SIDE:,}")
 
 
 def _opened(file: Path, convert: Callable[[Image.Image], Any]) -> Any:

@@ -282,6 +282,24 @@ def test_floating_point_pictures(tmp_path):
         read_image(tmp_path / "a.tiff")
 
 
+def test_large_pictures_are_brought_to_bytes_in_parts(monkeypatch, tmp_path):
+    monkeypatch.setattr("cutslots.data.folder.PIECE", 7)
+    Image.fromarray(GREY.astype(np.uint16) * 257).save(tmp_path / "a.png")
+    assert np.array_equal(read_image(tmp_path / "a.png"), GREY_AS_COLOURS)
+
+
+def test_what_a_picture_says_of_itself_is_dropped(tmp_path):
+    picture(COLOURS).save(tmp_path / "a.png", transparency=(1, 2, 3), dpi=(72, 72), icc_profile=b"none")
+    read = read_image(tmp_path / "a.png")
+    assert np.array_equal(read, COLOURS) and not read.info, "nor is it written with what is made of it"
+
+
+def test_a_picture_that_is_too_long(tmp_path):
+    Image.new("L", (1_000_001, 1)).save(tmp_path / "a.png")
+    with pytest.raises(ValueError, match=r"a.png .*it has 1000001x1 pixels; expected sides of at most 1,000,000"):
+        read_image(tmp_path / "a.png")
+
+
 def test_photographs_are_turned_upright(folder):
     """Orientation 6: the camera was held so that the left of the file is the top of the scene."""
     colours = np.zeros((16, 32, 3), dtype=np.uint8)

@@ -13,8 +13,7 @@ from PIL import Image
 
 from cutslots import predict as predicting
 from cutslots.data.folder import read_image
-from cutslots.model import load
-from cutslots.predict import find, overlaid, predict
+from cutslots.predict import at_size, paint_over, predict
 from cutslots.report import blend, paint
 from tests.hard.pictures import encoded, grey, judged, noise, predicted, write_hostile
 from tests.small_runs import FORKED
@@ -84,16 +83,25 @@ def test_a_picture_that_nobody_may_read():
         assert status == 1 and "wrote 1 of 2 pictures" in said
 
 
-def test_a_large_picture_is_coloured_in_parts(rng):
+def test_a_large_picture_is_coloured_in_parts(monkeypatch, rng):
+    monkeypatch.setattr(predicting, "PIXELS", 16 * 100)
     picture, labels = Image.fromarray(rng.integers(0, 256, (150, 7, 3), dtype=np.uint8)), rng.integers(0, 6, (150, 7))
-    assert np.array_equal(overlaid(picture, labels), blend(np.asarray(picture), paint(labels)))
+    expected = blend(np.asarray(picture), paint(labels))
+    paint_over(picture, labels)
+    assert np.array_equal(picture, expected)
 
 
-def test_scores_of_more_pixels_than_float32_can_count(monkeypatch):
+def test_scores_of_more_pixels_than_float32_can_count():
     """A running sum in float32 would not pass 2^24."""
-    shape = (5000, 5000)
-    monkeypatch.setattr(
-        predicting, "at_size", lambda *_: (torch.zeros(shape, dtype=torch.uint8), torch.full(shape, 0.9))
-    )
-    _, scores, _ = find(load("tiny"), Image.new("RGB", (8, 8)))
-    assert scores[0] == pytest.approx(0.9, abs=1e-6) and not scores[1:].any()
+    labels, scores = at_size(torch.tensor([0.9, 0.1]).reshape(2, 1, 1), (5000, 5000))
+    assert scores[0] == pytest.approx(0.9, abs=1e-6) and not scores[1] and not labels.any()
+
+
+@pytest.mark.parametrize("shape", [(300, 7), (7, 300), (1, 90), (90, 1), (200, 150)])
+def test_a_large_picture_is_parted_some_rows_at_a_time(monkeypatch, shape):
+    masks = torch.randn(5, 16, 16, generator=torch.Generator().manual_seed(0)).softmax(0)
+    whole = at_size(masks, shape)
+    monkeypatch.setattr(predicting, "PIXELS", 40)
+    parts = at_size(masks, shape)
+    assert np.array_equal(whole[0], parts[0])
+    np.testing.assert_allclose(whole[1], parts[1], rtol=1e-5)
