@@ -8,6 +8,7 @@ Shapes: B batch, T frames, K slots, D slot length, S side of the picture, h its 
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -78,10 +79,16 @@ class Discovery(
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
-        """The model in a folder, shipped under a name (nothing is downloaded then), or else on the Hub.
+        """The model in a folder, shipped under a name (nothing is downloaded then), or on the Hub as OWNER/NAME.
 
         It is float32 and ready to use, also where the file holds float16 or bfloat16. The options are the mixin's."""
-        return super().from_pretrained(_or_shipped(pretrained_model_name_or_path), **options)
+        found = _or_shipped(pretrained_model_name_or_path)
+        if not Path(found).is_dir() and not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(found)):
+            raise ValueError(
+                f"pretrained_model_name_or_path is {str(found)!r}; expected a name ({', '.join(shipped_names())}), "
+                "a folder of config.json and model.safetensors, or OWNER/NAME on the Hugging Face Hub"
+            )
+        return super().from_pretrained(found, **options)
 
     def forward(self, image: Tensor) -> Found:
         """`image` (B, 3, S, S) is uint8, or floating point in [0, 1]."""
@@ -290,13 +297,17 @@ def weights_file(weights: str | Path) -> Path:
     if path.is_dir():
         path = path / "model.safetensors"
     if not path.is_file():
-        names = ", ".join(sorted(p.name for p in SHIPPED.glob("*") if p.is_dir()))
+        names = ", ".join(shipped_names())
         raise ValueError(f"weights: there is no {path}; expected a run folder, a .safetensors file or a name ({names})")
     if path.suffix != ".safetensors":
         raise ValueError(
             f"weights: {path} is not a .safetensors file; pickled checkpoints may run code and are not read"
         )
     return path
+
+
+def shipped_names() -> list[str]:
+    return sorted(path.name for path in SHIPPED.glob("*") if path.is_dir())
 
 
 def _or_shipped(weights: str | Path) -> str | Path:

@@ -190,9 +190,16 @@ def test_a_folder_of_ones_own_goes_before_a_shipped_name(shipped, tmp_path):
         assert_holds(model, own.state_dict())
 
 
-@pytest.mark.parametrize("name", ["someone/textured", "nothing"])
-def test_other_names_are_the_hubs(shipped, name, monkeypatch):
-    folder, asked = shipped / "textured", []
+@pytest.mark.parametrize("name", ["plian", "runs/of/mine", "/nowhere", "./mine"])
+def test_a_misspelt_name_is_not_asked_of_the_hub(no_network, name):
+    with pytest.raises(ValueError, match=r"\Apretrained_model_name_or_path is [^\n]*\Z") as refused:
+        Discovery.from_pretrained(name)
+    for part in (repr(name), f"a name ({', '.join(NAMES)})", "a folder of config.json", "OWNER/NAME"):
+        assert part in str(refused.value)
+
+
+def test_other_names_are_the_hubs(shipped, monkeypatch):
+    folder, asked, name = shipped / "textured", [], "someone/textured"
 
     def download(repo_id, filename, **options):
         asked.append((repo_id, filename, options["revision"]))

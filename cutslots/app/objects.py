@@ -27,7 +27,7 @@ from scipy import ndimage
 from torch import Tensor
 
 from cutslots.data.folder import ENDINGS, read_image
-from cutslots.model import SHIPPED, Discovery, load, weights_file
+from cutslots.model import Discovery, load, shipped_names, weights_file
 from cutslots.predict import Masks, annotate, at_size, paint_over
 from cutslots.reading import read
 from cutslots.report import as_bytes
@@ -118,7 +118,7 @@ class Parts(NamedTuple):
 
 def model_names(more: Sequence[str] = ()) -> list[str]:
     """The shipped models and those asked for."""
-    return list(dict.fromkeys([*more, *sorted(p.name for p in SHIPPED.glob("*") if p.is_dir())]))
+    return list(dict.fromkeys([*more, *shipped_names()]))
 
 
 def model_for(weights: str, device: str = "cpu") -> Discovery:
