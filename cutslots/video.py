@@ -68,6 +68,8 @@ def _open_pictures(path: Path) -> Video:
 
 
 def _open_file(path: Path) -> Video:
+    if _is_text(path):
+        raise ValueError(f"video: {path} is text, not a film; expected a video, a GIF or a folder of frames")
     av = _pyav(f"reading {path.name}")
     try:
         container = av.open(str(path))
@@ -86,6 +88,14 @@ def _open_file(path: Path) -> Video:
                 raise ValueError(f"video: {path} cannot be read at frame {number}: {_reason(error)}") from None
 
     return Video(_same_size(frames(), path), float(stream.average_rate or RATE), stream.frames or None)
+
+
+def _is_text(path: Path) -> bool:
+    """Whether the first bytes are: FFmpeg would show some texts as films, and without it nobody else says so."""
+    with path.open("rb") as file:
+        head = file.read(1024)
+    control = set(range(32)) - set(b"\t\n\f\r")
+    return not control.intersection(head) and not head.startswith(b"YUV4MPEG2")
 
 
 def _reason(error: Exception) -> str:

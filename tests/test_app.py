@@ -106,7 +106,7 @@ def test_films_are_opened_up_to_a_number_of_frames(film, tmp_path):
         ("empty.jpg", b"", "empty.jpg cannot be read as a picture"),
         ("notes.gif", b"GIF89a but no more", "notes.gif cannot be read"),
         ("notes.txt", b"text", "notes.txt cannot be opened; expected a file that ends with .png"),
-        ("film.mp4", b"no film", "film.mp4 cannot be"),
+        ("film.mp4", b"\0no film", "film.mp4 cannot be"),
     ],
 )
 def test_what_cannot_be_opened_is_said_in_a_sentence_without_our_folders(tmp_path, name, content, said):

@@ -97,13 +97,23 @@ def test_masks_are_those_of_the_tracker(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["mp4", "gif", "webm"])
-@pytest.mark.parametrize("content", [b"", b"junk" * 100])
+@pytest.mark.parametrize("content", [b"", b"\0junk" * 100])
 def test_no_video(tmp_path, ending, content):
     path = tmp_path / f"film.{ending}"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=rf"^video: {path} (is empty|cannot be read)") as error:
         track("tiny", path, tmp_path / "out", "cpu")
     assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("pyav", [True, False])
+@pytest.mark.parametrize("name", ["film.mp4", "notes.txt"])
+def test_text_is_no_video(tmp_path, monkeypatch, name, pyav):
+    if not pyav:
+        monkeypatch.setitem(sys.modules, "av", None)
+    (tmp_path / name).write_text("Dear Sir or Madam,\nno film, though the name says so: ä, 図\n")
+    with pytest.raises(ValueError, match=rf"^video: {tmp_path / name} is text, not a film; expected a video, a GIF or"):
+        open_video(tmp_path / name)
 
 
 @pytest.mark.parametrize("ending", ["mp4", "gif"])
@@ -133,7 +143,7 @@ def test_folders_that_are_no_videos(tmp_path, film):
 def test_without_pyav(tmp_path, film, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     assert not video.has_pyav()
-    (tmp_path / "film.mp4").write_bytes(b"something")
+    (tmp_path / "film.mp4").write_bytes(b"\0\0\0\x18ftypmp42")
     with pytest.raises(ValueError, match=r"reading film.mp4 needs PyAV: pip install 'cutslots\[video\]'"):
         open_video(tmp_path / "film.mp4")
     with Movie(tmp_path / "film.gif", 10.0) as movie:
@@ -188,7 +198,7 @@ def test_odd_sides(tmp_path):
 
 
 def test_the_command(tmp_path, film):
-    (tmp_path / "bad.mp4").write_bytes(b"junk")
+    (tmp_path / "bad.mp4").write_bytes(b"\0junk")
     command = [sys.executable, "-m", "cutslots", "track", "tiny", "bad.mp4", "-o", "out"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.startswith("cutslots: video: bad.mp4 cannot be read as a video")
