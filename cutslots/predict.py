@@ -53,7 +53,7 @@ def predict(
     if model.config.frames > 1:
         raise ValueError(f"weights: {weights} learned from films, not images; see cutslots track")
     request = {"weights": str(weights), "images": str(images), "masks": masks, "version": cutslots.__version__}
-    record: dict[str, Any] = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "object"}]}
+    record = empty_record()
     failed = 0
     with claimed(out, "predict.json", request, overwrite, last="masks.json"), progress() as bar:
         for file in bar.track(files, description="pictures"):
@@ -166,6 +166,11 @@ def _write(model: Discovery, picture: Image.Image, folder: Path, masks: Masks) -
     for k in np.unique(labels):
         write_atomically(folder / f"slot_{k + 1:02d}.png", png(np.uint8(255) * (labels == k)))
     return labels, scores
+
+
+def empty_record() -> dict[str, Any]:
+    """COCO's, before any image is added."""
+    return {"images": [], "annotations": [], "categories": [{"id": 1, "name": "object"}]}
 
 
 def annotate(record: dict[str, Any], name: str, labels: np.ndarray, scores: np.ndarray) -> None:

@@ -457,6 +457,14 @@ def test_the_page_is_private():
 
 
 @needs_gradio
+@pytest.mark.parametrize("films, kinds", [((".mp4",), "picture, GIF or film"), ((), "picture or GIF")])
+def test_what_may_be_uploaded_is_said(monkeypatch, films, kinds):
+    monkeypatch.setattr(objects, "FILMS", films)
+    labels = [each["props"].get("label") for each in page.build(["tiny"]).get_config_file()["components"]]
+    assert f"Or your {kinds}, up to 20MB" in labels
+
+
+@needs_gradio
 def test_visitors_from_elsewhere_may_name_no_files(tmp_path):
     """The page offers them none; who asks without it is refused here."""
     made = page.build(["tiny"], own_paths=False)

@@ -18,7 +18,7 @@ import warnings
 import zipfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from cutslots.data.folder import ENDINGS, read_image
 from cutslots.model import Discovery, load, shipped_names, weights_file
-from cutslots.predict import Masks, annotate, at_size, paint_over
+from cutslots.predict import Masks, annotate, at_size, empty_record, paint_over
 from cutslots.reading import read
 from cutslots.report import as_bytes
 from cutslots.scenes import Scenes
@@ -234,8 +234,7 @@ def archive(seen: Seen) -> bytes:
     """A zip of masks.json and, for each frame, NAME/labels.png and NAME/slot_01.png ..., as `predict` writes them.
 
     Hidden slots are left out: 0 in labels.png."""
-    record: dict[str, Any] = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "object"}]}
-    data = io.BytesIO()
+    record, data = empty_record(), io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as out:
         for t, found in enumerate(by_frame(seen)):
             name = seen.source.name + (f"_{t:03d}" if len(seen.masks) > 1 else "")

@@ -111,7 +111,8 @@ def _objects(gr: Any, page: Any, names: Sequence[str], own_paths: bool, model: C
                 seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=2**32 - 1, min_width=80)
                 count = gr.Slider(1, 10, 4, step=1, label="Objects", scale=2, min_width=180)
             another = gr.Button("Draw another scene", variant="primary")
-            label = f"Or your picture or film, up to {MOST_UPLOAD.upper()}"
+            kinds = "picture, GIF or film" if objects.FILMS else "picture or GIF"
+            label = f"Or your {kinds}, up to {MOST_UPLOAD.upper()}"
             upload = gr.File(label=label, file_types=list(objects.OPENED), height=150, elem_id="upload")
             frames = gr.Slider(1, step=1, label="Frames to follow", visible=False, elem_id="frames")
             info = "Joined: the picture is evidence, and slots that draw the same are one. Decoder: as drawn."
