@@ -185,7 +185,7 @@ def our_rows(results: dict[str, Any]) -> list[tuple[str, str, dict[str, float]]]
 
 
 def table_text(results: dict[str, Any], paper: Iterable[tuple[str, str, dict[str, float]]] = ()) -> str:
-    """The table for a terminal. Per cent, but for MSE and switches."""
+    """The table for a terminal. Per cent, but for the scores of NOT_PER_CENT."""
     shown = _shown(results)
     lines = [["data", "", *(SCORES[s] for s in shown)]]
     for data, kind, scores in our_rows(results):
@@ -444,10 +444,13 @@ def training_sections(run: Path) -> list[str]:
 
 
 def scores_section(results: dict[str, Any]) -> str:
-    note = (
-        "Per cent, but for MSE and switches. Published rows are of the datasets themselves; built-in scenes are made "
-        "after those, and are to be seen beside them, not against them."
-    )
+    others = " and ".join(SCORES[s] for s in _shown(results) if s in NOT_PER_CENT)
+    note = f"Per cent, but for {others}." if others else "Per cent."
+    if paper_rows(results):
+        note += (
+            " Published rows are of the datasets themselves; built-in scenes are made after those, and are to be seen "
+            "beside them, not against them."
+        )
     return section("Scores", table_html(results), note=note)
 
 

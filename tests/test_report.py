@@ -20,6 +20,7 @@ from cutslots.report import (
     paint,
     paper_rows,
     png,
+    scores_section,
     sheet,
     table_text,
     write_evaluation,
@@ -285,6 +286,18 @@ def test_everything_is_reached_with_the_keyboard(page):
         assert not scrolls or (attrs["role"] == "region" and attrs["aria-label"])
     assert all(attrs["aria-label"] for attrs in page.all("button", "input"))
     assert re.search(r":focus-visible \{ outline: [2-9]px solid var\(--ink\)", STYLE) and "outline: none" not in STYLE
+
+
+@pytest.mark.parametrize(
+    "name, more, said",
+    [
+        ("plain", {}, "Per cent, but for MSE. Published rows are"),
+        ("moving", {"switches": 1.0}, "Per cent, but for MSE and switches. Published rows are"),
+        ("somewhere", {}, "Per cent, but for MSE.</p>"),
+    ],
+)
+def test_the_note_says_what_is_in_the_table(name, more, said):
+    assert said in scores_section({name: means(20) | more})
 
 
 def test_tables_scroll_in_a_box_of_their_own(page):
