@@ -34,6 +34,7 @@ from cutslots.model import Discovery, load
 from cutslots.reading import read
 from cutslots.report import as_bytes, blend, paint
 from cutslots.scenes.files import palette_image, png
+from cutslots.scenes.render import usable
 
 PIXELS = 2**22  # of a large picture that are worked on at once
 
@@ -49,7 +50,7 @@ def predict(
     for name in (name for name, count in Counter(names.values()).items() if count > 1):
         same = ", ".join(file.name for file in files if names[file] == name)
         raise ValueError(f"images: {same} would all be written to {out / name}; expected names that differ")
-    model = load(weights, usable(device))
+    model = load(weights, chosen(device))
     if model.config.frames > 1:
         raise ValueError(f"weights: {weights} learned from films, not images; see cutslots track")
     request = {"weights": str(weights), "images": str(images), "masks": masks, "version": cutslots.__version__}
@@ -75,14 +76,9 @@ def predict(
     return not failed
 
 
-def usable(device: str) -> str:
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device is {device!r}, which cannot be used here: {str(error).splitlines()[0]}") from None
-    return device
+def chosen(device: str) -> torch.device:
+    """The device, "auto" being CUDA where there is one; a sentence if it cannot be used here."""
+    return usable(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _files(images: Path) -> list[Path]:

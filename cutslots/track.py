@@ -37,7 +37,7 @@ from torch.nn import functional as F
 import cutslots
 from cutslots.disk import append_line, claimed, progress, write_atomically
 from cutslots.model import Discovery, Found, PairDiscovery, VolumeDiscovery, full, load
-from cutslots.predict import at_size, paint_over, usable
+from cutslots.predict import at_size, chosen, paint_over
 from cutslots.scenes.files import palette_image, png
 from cutslots.video import LONGEST_GIF, Movie, has_pyav, open_video
 
@@ -167,7 +167,7 @@ def track(
     track.json            what was asked for
     """
     opened = open_video(video)
-    model = load(weights, usable(device))
+    model = load(weights, chosen(device))
     tracker, count = Tracker(model, join), 0
     kind = overlay if overlay != "auto" else "mp4" if has_pyav() else "gif"
     if kind == "gif" and (opened.length or 0) > LONGEST_GIF:

@@ -24,7 +24,7 @@ from cutslots.app import cutting, objects, page
 from cutslots.cut import GridCut
 from cutslots.graph import Graph, grid_edges
 from cutslots.model import SHIPPED, load
-from cutslots.predict import usable
+from cutslots.predict import chosen
 from cutslots.scenes import Scenes
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools
@@ -557,5 +557,5 @@ def test_old_gradio_will_not_do(monkeypatch):
 
 
 def test_devices_that_cannot_be_used_are_named():
-    with pytest.raises(ValueError, match="device is"):
-        usable("cuda:99")
+    with pytest.raises(ValueError, match="device is 'cuda:99', which cannot be used here"):
+        chosen("cuda:99")

@@ -27,7 +27,7 @@ from typing import Any
 
 from cutslots.app.objects import model_names
 from cutslots.app.page import MOST_UPLOAD, build, gradio
-from cutslots.predict import usable
+from cutslots.predict import chosen
 
 SESSIONS = 8  # held at once; the one used longest ago goes first
 KEPT = 600  # seconds that an upload stays on disk
@@ -49,7 +49,7 @@ def serve(weights: Sequence[str] = (), host: str = "127.0.0.1", port: int = 7860
         uploads = Path(folder) / "uploads"
         os.environ |= {"GRADIO_TEMP_DIR": str(uploads), "MPLCONFIGDIR": folder}  # Gradio calls Matplotlib
         gr = gradio()
-        page = build(model_names(weights), own_paths=is_loopback(host), device=usable(device))
+        page = build(model_names(weights), own_paths=is_loopback(host), device=str(chosen(device)))
         fonts = {"font": ("system-ui", "sans-serif"), "font_mono": ("ui-monospace", "monospace")}
         closed = {"share": False, "ssr_mode": False, "mcp_server": False, "enable_monitoring": False}
         undocumented = {"docs_url": None, "redoc_url": None, "openapi_url": None}

@@ -19,7 +19,7 @@ import cutslots
 from cutslots.disk import locked, naming, progress, write_atomically
 from cutslots.scenes import materials, physics, shapes
 from cutslots.scenes.draw import COLOURS, FAMILIES, FEWEST_OBJECTS, MOST_OBJECTS, SPLITS, draw
-from cutslots.scenes.render import Rendered, render
+from cutslots.scenes.render import Rendered, render, usable
 from cutslots.scenes.world import World
 
 TOGETHER = 128  # scenes drawn and rendered at once
@@ -93,7 +93,7 @@ class Scenes(Dataset[Sample]):
         """A batch, made on the device it is wanted on."""
         chosen = whole_numbers(indices, self.count)
         pieces = [chosen[i : i + TOGETHER] for i in range(0, max(len(chosen), 1), TOGETHER)]
-        if torch.device(device).type == "cpu":
+        if usable(device).type == "cpu":
             made = [render(self.world(piece), self.size, device) for piece in pieces]
         else:  # the CPU draws the next scenes while the device renders these
             with ThreadPoolExecutor(2) as pool:
@@ -250,7 +250,7 @@ class Cached(Dataset[Sample]):
 
 def _taken(array: np.ndarray, chosen: np.ndarray, device: torch.device | str) -> Tensor:
     """Rows of an array, read into memory that the device can copy from while it works."""
-    pinned = torch.device(device).type == "cuda"
+    pinned = usable(device).type == "cuda"
     rows = torch.empty((len(chosen), *array.shape[1:]), dtype=torch.uint8, pin_memory=pinned)
     np.take(array, chosen, axis=0, out=rows.numpy(), mode="clip")  # checked before; "raise" would copy twice
     return rows.to(device, non_blocking=pinned)

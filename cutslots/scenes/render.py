@@ -65,9 +65,17 @@ class Rendered(NamedTuple):
     whole: Tensor  # (B, F, K) how many would, if nothing stood before it
 
 
+def usable(device: torch.device | str) -> torch.device:
+    """The device, or a sentence if it cannot be used here."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device is '{device}', which cannot be used here: {str(error).splitlines()[0]}") from None
+
+
 def render(world: World, size: int, device: torch.device | str = "cpu") -> Rendered:
     """Every frame of every scene."""
-    device = torch.device(device)
+    device = usable(device)
     B, F = world.position.shape[:2]
     rows, frames = (index.ravel() for index in np.indices((B, F)))
     step = max(1, CHUNK.get(device.type, 1) // size**2)

@@ -121,6 +121,15 @@ def test_indices(cached):
     assert torch.equal(scenes.render(torch.tensor([2, 1])).image, scenes.render(range(2, 0, -1)).image)
 
 
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("device", ["cuda:99", torch.device("cuda:99"), "nowhere"])
+def test_a_device_that_is_not_here(cached, device):
+    scenes = Scenes("plain", count=1, size=8)
+    scenes = scenes.cache(quiet=True) if cached else scenes
+    with pytest.raises(ValueError, match=rf"\Adevice is '{device}', which cannot be used here: [^\n]*\Z"):
+        scenes.render([0], device)
+
+
 def test_a_damaged_or_foreign_cache_is_refused(tmp_path):
     scenes = Scenes("plain", size=16, count=4)
     scenes.cache(tmp_path / "cut", quiet=True)
