@@ -96,15 +96,20 @@ def _files(images: Path) -> list[Path]:
 @torch.no_grad()
 def find(model: Discovery, picture: Image.Image, masks: Masks = "joined") -> tuple[np.ndarray, np.ndarray, Image.Image]:
     """The slot of every pixel (H, W), from 0; how sure it is, by slot (K,); and the reconstruction, as large."""
-    side, device = model.config.size, next(model.parameters()).device
-    small = np.asarray(picture.resize((side, side), Image.Resampling.BILINEAR))
     torch.manual_seed(0)  # Slot Attention draws its slots
-    image = torch.from_numpy(small.copy()).permute(2, 0, 1)[None].to(device)
+    image = seen_by(model, picture)
     found = model(image)
     soft = (read(found, image) if masks == "joined" else found.masks)[0]
     labels, scores = at_size(soft, (picture.height, picture.width))
     drawn = Image.fromarray(as_bytes(found.reconstruction[0]))
     return labels, scores, drawn.resize(picture.size, Image.Resampling.BICUBIC)
+
+
+def seen_by(model: Discovery, picture: Image.Image) -> Tensor:
+    """The picture (1, 3, S, S) at the size and on the device of a model."""
+    side = model.config.size
+    small = np.array(picture.resize((side, side), Image.Resampling.BILINEAR))
+    return torch.from_numpy(small).permute(2, 0, 1)[None].to(next(model.parameters()).device)
 
 
 def at_size(masks: Tensor, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -158,10 +163,16 @@ def _write(model: Discovery, picture: Image.Image, folder: Path, masks: Masks) -
     del redrawn
     paint_over(picture, labels)  # none as large need be held beside it
     write_atomically(folder / "overlay.png", png(picture))
-    write_atomically(folder / "labels.png", png(palette_image(labels + 1)))
-    for k in np.unique(labels):
-        write_atomically(folder / f"slot_{k + 1:02d}.png", png(np.uint8(255) * (labels == k)))
+    for name, content in mask_files(labels + 1):
+        write_atomically(folder / name, content)
     return labels, scores
+
+
+def mask_files(labels: np.ndarray) -> Iterator[tuple[str, bytes]]:
+    """labels.png, and slot_01.png ... of the slots that hold a pixel (H, W): from 1 on, 0 being nobody's."""
+    yield "labels.png", png(palette_image(labels))
+    for k in np.unique(labels[labels > 0]):
+        yield f"slot_{k:02d}.png", png(np.uint8(255) * (labels == k))
 
 
 def empty_record() -> dict[str, Any]:
@@ -176,8 +187,6 @@ def annotate(record: dict[str, Any], name: str, labels: np.ndarray, scores: np.n
     record["images"].append({"id": number, "file_name": name, "width": width, "height": height})
     for k in np.unique(labels):
         mask = labels == k
-        rows, cols = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-        box = [cols[0], rows[0], cols[-1] - cols[0] + 1, rows[-1] - rows[0] + 1]
         record["annotations"].append(
             {
                 "id": len(record["annotations"]) + 1,
@@ -187,10 +196,16 @@ def annotate(record: dict[str, Any], name: str, labels: np.ndarray, scores: np.n
                 "score": round(float(scores[k]), 4),
                 "segmentation": run_lengths(mask),
                 "area": int(mask.sum()),
-                "bbox": [int(v) for v in box],
+                "bbox": box_of(mask),
                 "iscrowd": 0,
             }
         )
+
+
+def box_of(mask: np.ndarray) -> list[int]:
+    """Left, top, width and height of the box around a mask (H, W) that holds a pixel."""
+    rows, cols = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    return [int(v) for v in (cols[0], rows[0], cols[-1] - cols[0] + 1, rows[-1] - rows[0] + 1)]
 
 
 def run_lengths(mask: np.ndarray) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import Image
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional as F
@@ -37,7 +36,7 @@ from torch.nn import functional as F
 import cutslots
 from cutslots.disk import append_line, claimed, progress, write_atomically
 from cutslots.model import Discovery, Found, PairDiscovery, VolumeDiscovery, full, load
-from cutslots.predict import at_size, chosen, paint_over
+from cutslots.predict import at_size, box_of, chosen, paint_over, seen_by
 from cutslots.scenes.files import palette_image, png
 from cutslots.video import LONGEST_GIF, Movie, has_pyav, open_video
 
@@ -187,7 +186,8 @@ def track(
         with movie or contextlib.nullcontext(), progress() as bar:
             task = bar.add_task("frames", total=opened.length)
             for count, picture in enumerate(opened.frames, 1):
-                labels = _follow(tracker, model, picture)
+                found = tracker(seen_by(model, picture))
+                labels, _ = at_size(found.masks[0], (picture.height, picture.width))  # the track of every pixel, from 0
                 write_atomically(out / "masks" / f"{count - 1:06d}.png", png(palette_image(labels + 1)))
                 if movie:
                     paint_over(picture, labels)
@@ -214,19 +214,10 @@ def _part(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def _follow(tracker: Tracker, model: Discovery, picture: Image.Image) -> np.ndarray:
-    """The track of every pixel (H, W), from 0."""
-    side, device = model.config.size, next(model.parameters()).device
-    small = np.asarray(picture.resize((side, side), Image.Resampling.BILINEAR))
-    found = tracker(torch.from_numpy(small.copy()).permute(2, 0, 1)[None].to(device))
-    return at_size(found.masks[0], (picture.height, picture.width))[0]
-
-
 def _boxes(labels: np.ndarray) -> list[dict[str, Any]]:
     """Number, area in pixels and box (left, top, width, height) of each track in a frame."""
     found = []
     for k in np.unique(labels):
-        rows, cols = (np.flatnonzero((labels == k).any(axis)) for axis in (1, 0))
-        box = [int(v) for v in (cols[0], rows[0], cols[-1] - cols[0] + 1, rows[-1] - rows[0] + 1)]
-        found.append({"track": int(k) + 1, "area": int((labels == k).sum()), "box": box})
+        mask = labels == k
+        found.append({"track": int(k) + 1, "area": int(mask.sum()), "box": box_of(mask)})
     return found

@@ -28,11 +28,11 @@ from torch import Tensor
 
 from cutslots.data.folder import ENDINGS, read_image
 from cutslots.model import Discovery, load, shipped_names, weights_file
-from cutslots.predict import Masks, annotate, at_size, empty_record, paint_over
+from cutslots.predict import Masks, annotate, at_size, empty_record, mask_files, paint_over, seen_by
 from cutslots.reading import read
 from cutslots.report import as_bytes
 from cutslots.scenes import Scenes
-from cutslots.scenes.files import PALETTE, palette_image, png
+from cutslots.scenes.files import PALETTE
 from cutslots.track import Tracker
 from cutslots.video import has_pyav, open_video
 
@@ -136,13 +136,12 @@ def _loaded(file: str, changed: int, device: str) -> Discovery:
 def find(model: Discovery, source: Source, masks: Masks = "joined", frames: int = 1, seconds: float = math.inf) -> Seen:
     """The slots of the first frames, by masks as `predict` reads them; of films, by the decoder's, as `track`. After
     so many seconds no further frame is begun."""
-    start, side, device = time.perf_counter(), model.config.size, next(model.parameters()).device
+    start = time.perf_counter()
     wanted = source.frames[: max(1, frames)]
     torch.manual_seed(0)  # Slot Attention draws its slots
     tracker, seen = Tracker(model), []
     for frame in wanted:
-        small = np.array(frame.resize((side, side), Image.Resampling.BILINEAR))
-        image = torch.from_numpy(small).permute(2, 0, 1)[None].to(device)
+        image = seen_by(model, frame)
         found = tracker(image)
         soft = read(found, image) if masks == "joined" and len(wanted) == 1 else found.masks
         seen.append((soft[0].float().cpu(), as_bytes(found.pictures[0]), as_bytes(found.reconstruction[0])))
@@ -239,9 +238,8 @@ def archive(seen: Seen) -> bytes:
         for t, found in enumerate(by_frame(seen)):
             name = seen.source.name + (f"_{t:03d}" if len(seen.masks) > 1 else "")
             labels = np.where(np.isin(found.labels, list(seen.hidden)), 0, found.labels + 1).astype(np.uint8)
-            out.writestr(f"{name}/labels.png", png(palette_image(labels)))
-            for k in np.unique(labels[labels > 0]):
-                out.writestr(f"{name}/slot_{k:02d}.png", png(np.uint8(255) * (labels == k)))
+            for file, content in mask_files(labels):
+                out.writestr(f"{name}/{file}", content)
             annotate(record, f"{name}.png", found.labels, found.scores)
         kept = [each for each in record["annotations"] if each["slot"] - 1 not in seen.hidden]
         out.writestr("masks.json", json.dumps(record | {"annotations": kept}))
