@@ -11,8 +11,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,7 +19,7 @@ import tyro
 
 import cutslots
 from cutslots.disk import one_line
-from cutslots.presets import PRESETS, ModelConfig, TrainConfig
+from cutslots.presets import PRESETS, TrainConfig
 
 
 def info() -> None:
@@ -268,24 +267,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 
-@contextmanager
-def _plainly() -> Iterator[None]:
-    """A wrong number of a model is a TypeError meanwhile: a ValueError would be told by tyro, with names of its own."""
-    check = ModelConfig.__post_init__
-
-    def checked(self: ModelConfig) -> None:
-        try:
-            check(self)
-        except ValueError as error:
-            raise TypeError(*error.args) from None
-
-    ModelConfig.__post_init__ = checked  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        ModelConfig.__post_init__ = check  # type: ignore[method-assign]
-
-
 def main() -> None:
     """Runs a command; what the user can mend is said in one sentence, without a traceback."""
     if sys.argv[1:] == ["--version"]:
@@ -295,8 +276,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # a name may hold bytes that are no text
     summary = (cutslots.__doc__ or "").split("\n")[0]
     try:
-        with _plainly():
-            tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="cutslots", description=summary)
+        tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="cutslots", description=summary)
     except OSError as error:
         sys.exit("cutslots: " + one_line(f"{error.filename}: {error.strerror}" if error.filename else error))
     except (ValueError, TypeError) as error:

@@ -33,12 +33,6 @@ def test_unknown_command():
     assert done.returncode != 0 and "frobnicate" in done.stderr + done.stdout
 
 
-def test_a_wrong_number_is_a_sentence():
-    done = run("train", "tiny", "--slots", "-3")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "cutslots: slots is -3; expected at least 1 and at most 255\n"
-
-
 def test_the_public_surface_loads():
     for name in cutslots.__all__:
         assert getattr(cutslots, name) is not None
