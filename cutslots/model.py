@@ -83,7 +83,8 @@ class Discovery(
 
         It is float32 and ready to use, also where the file holds float16 or bfloat16. The options are the mixin's."""
         found = _or_shipped(pretrained_model_name_or_path)
-        if not Path(found).is_dir() and not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(found)):
+        on_hub = not Path(found).exists() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(found))
+        if not on_hub and not (Path(found) / "config.json").is_file():
             raise ValueError(
                 f"pretrained_model_name_or_path is {str(found)!r}; expected a name ({', '.join(shipped_names())}), "
                 "a folder of config.json and model.safetensors, or OWNER/NAME on the Hugging Face Hub"

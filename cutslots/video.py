@@ -94,7 +94,7 @@ def _is_text(path: Path) -> bool:
     """Whether the first bytes are: FFmpeg would show some texts as films, and without it nobody else says so."""
     with path.open("rb") as file:
         head = file.read(1024)
-    control = set(range(32)) - set(b"\t\n\f\r")
+    control = set(range(32)) - set(b"\b\t\n\f\r\x1b")
     return not control.intersection(head) and not head.startswith(b"YUV4MPEG2")
 
 

@@ -209,11 +209,13 @@ def studies(records: dict[str, Record]) -> str:
                 verdict = f"{gain:+.1f}" + (f", {'better' if gain > 0 else 'worse'}" if clear else "")
             cells.append(verdict)
         rows.append(cells)
-    for family, nothing in records.get("blocks", {}).items() if rows else ():
-        if family in ("textured:3-6", "plain:3-6"):
-            scenes = "" if family == "textured:3-6" else "plain scenes: "
+    for scenes in ("textured", "plain"):
+        nothing = records.get("blocks", {}).get(f"{scenes}:3-6")
+        if nothing and rows:
             cells = [f"{100 * nothing[score]:.1f}" for score in ("ari_fg", "miou")]
-            rows.append([f"{scenes}{nothing['slots']} fixed blocks, which look at nothing", "", *cells, *[""] * 4])
+            rows.append(
+                [f"{scenes} scenes: {nothing['slots']} fixed blocks, which look at nothing", "", *cells, *[""] * 4]
+            )
     heads = "what is changed | seeds | ARI-FG | mIoU | ARI-FG, camo | steps to ARI-FG 50"
     return _facts(records, "studies/") + _table(f"{heads} | ARI-FG, gain | mIoU, gain", rows)
 
@@ -276,19 +278,21 @@ def draw_curves(records: dict[str, Record], file: Path) -> None:
 
     if not any(name.startswith("headline/") for name in records):
         return
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.4), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(12, 3.4), sharey=True, layout="constrained")
     for axis, family in zip(axes, ("plain", "textured"), strict=True):
         for i, (method, called) in enumerate(CALLED.items()):
-            run = records.get(f"headline/{method}-{family}-0", {"curve": [], "batch": 0})
-            seen = [step * run["batch"] / 1000 for step, _, _, _ in run["curve"]]
-            label = called.replace("`", "")
-            axis.plot(seen, [100 * ari_fg for _, _, ari_fg, _ in run["curve"]], color=f"C{i}", label=label)
+            run = records.get(f"headline/{method}-{family}-0")
+            if run:
+                seen = [step * run["batch"] / 1000 for step, _, _, _ in run["curve"]]
+                label = called.replace("`", "").replace("the same", "cut, ours")
+                axis.plot(seen, [100 * ari_fg for _, _, ari_fg, _ in run["curve"]], color=f"C{i}", label=label)
         if nothing := records.get("blocks", {}).get(family):
-            axis.axhline(100 * nothing["ari_fg"], color="grey", linestyle=":", label="fixed blocks")
+            axis.axhline(100 * nothing["ari_fg"], color="grey", linestyle=":", label="fixed blocks (unseen scenes)")
         axis.set(title=family, xlabel="thousand images seen", ylim=(0, 100))
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("ARI-FG, validation")
-    axes[1].legend(fontsize=8, loc="lower right")
+    shown = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(shown.values(), shown.keys(), fontsize=8, loc="outside right upper")
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=110)
     plt.close(figure)

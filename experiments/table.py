@@ -208,9 +208,10 @@ def note_blocks(file: Path, options: Options) -> None:
     from cutslots import metrics
     from cutslots.data import open_data
 
-    if file.is_file():
+    asked = [options.images, options.quick]
+    if file.is_file() and json.loads(file.read_text()).get("asked") == asked:
         return
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"asked": asked}
     for name in ("headline/best-plain-0", "headline/best-textured-0", "studies/plain-base-0", "studies/base-0"):
         run = all_runs(options)[name]
         for family in run.judged:

@@ -198,6 +198,15 @@ def test_a_misspelt_name_is_not_asked_of_the_hub(no_network, name):
         assert part in str(refused.value)
 
 
+def test_what_is_here_is_not_asked_of_the_hub(no_network, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine" / "empty").mkdir(parents=True)
+    (tmp_path / "mine" / "photo.png").touch()
+    for name in ("mine/empty", "mine/photo.png"):
+        with pytest.raises(ValueError, match=rf"\Apretrained_model_name_or_path is '{name}'; expected [^\n]*\Z"):
+            Discovery.from_pretrained(name)
+
+
 def test_other_names_are_the_hubs(shipped, monkeypatch):
     folder, asked, name = shipped / "textured", [], "someone/textured"
 

@@ -111,7 +111,7 @@ def test_no_video(tmp_path, ending, content):
 def test_text_is_no_video(tmp_path, monkeypatch, name, pyav):
     if not pyav:
         monkeypatch.setitem(sys.modules, "av", None)
-    (tmp_path / name).write_text("Dear Sir or Madam,\nno film, though the name says so: ä, 図\n")
+    (tmp_path / name).write_text("Dear Sir or Madam,\nno film, though the \x1b[1mname\x1b[0m says so: ä, 図\n")
     with pytest.raises(ValueError, match=rf"^video: {tmp_path / name} is text, not a film; expected a video, a GIF or"):
         open_video(tmp_path / name)
 

@@ -69,8 +69,9 @@ def usable(device: torch.device | str) -> torch.device:
     """The device, or a sentence if it cannot be used here."""
     try:
         return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device is '{device}', which cannot be used here: {str(error).splitlines()[0]}") from None
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device is '{device}', which cannot be used here: {reason}") from None
 
 
 def render(world: World, size: int, device: torch.device | str = "cpu") -> Rendered:

@@ -145,7 +145,13 @@ def test_fixed_blocks_stand_beside_what_was_learned():
     values = {"ari": 0.03, "ari_fg": 0.53, "miou": 0.12, "miou_fg": 0.11, "miou_gt": 0.17, "slots": 8}
     records = {**study("base", 0.6), "headline/best-plain-0": ran({"plain": scored(0.9)})}
     records["blocks"] = {"plain": values | {"slots": 11}, "textured:3-6": values, "camo": values}
-    assert rows(studies(records))[-1] == ["8 fixed blocks, which look at nothing", "", "53.0", "12.0", *[""] * 4]
+    assert rows(studies(records))[-1] == [
+        "textured scenes: 8 fixed blocks, which look at nothing",
+        "",
+        "53.0",
+        "12.0",
+        *[""] * 4,
+    ]
     mine = [row for row in rows(headline(records)) if "blocks" in row[1]]
     told = ["", "11 fixed blocks, which look at nothing", "", "53.0", "3.0", "12.0", "11.0", "17.0", "", "", ""]
     assert mine == [told], "on families that were judged"

@@ -254,13 +254,16 @@ def test_weights_that_were_brought_are_judged_only(one):
 
 
 def test_what_fixed_blocks_score(options):
-    """They part the picture evenly, so they know nothing of the ground; they are judged once."""
-    file = options.runs / "blocks.json"
-    table.note_blocks(file, dataclasses.replace(options, images=8))
+    """They part the picture evenly, so they know nothing of the ground; they are judged once for a number of images."""
+    file, options = options.runs / "blocks.json", dataclasses.replace(options, images=8)
+    table.note_blocks(file, options)
     found = json.loads(file.read_text())
+    assert found.pop("asked") == [8, True]
     assert set(found) == {"plain", "textured", "ood", "camo", "textured:3-6", "camo:3-6", "plain:3-6"}
     assert {each["slots"] for each in found.values()} == {8, 11}
     assert all(each["images"] == 8 and each["ari"] < 0.2 and each["miou"] < 0.4 for each in found.values())
     before = file.stat().st_mtime_ns
     table.note_blocks(file, options)
     assert file.stat().st_mtime_ns == before
+    table.note_blocks(file, dataclasses.replace(options, images=4))
+    assert json.loads(file.read_text())["plain"]["images"] == 4

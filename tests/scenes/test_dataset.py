@@ -122,7 +122,7 @@ def test_indices(cached):
 
 
 @pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize("device", ["cuda:99", torch.device("cuda:99"), "nowhere"])
+@pytest.mark.parametrize("device", ["cuda:99", torch.device("cuda:99"), "nowhere", "hpu"])
 def test_a_device_that_is_not_here(cached, device):
     scenes = Scenes("plain", count=1, size=8)
     scenes = scenes.cache(quiet=True) if cached else scenes
