@@ -4,7 +4,7 @@ tiny       finds objects on two CPU cores in minutes
 clevr      the paper's text, for plain scenes: a CNN encoder of 64 maps
 clevrtex   the paper's text, for textured scenes: a ResNet encoder of 4 blocks of 100 maps
 released   what the authors' published code does where it differs from their text
-best       ours: slots that know their place, an encoder that sees far, a cheaper network
+best       ours: slots that know their place, an encoder that sees far, textures that rise
 movi       the paper's text, for pairs of frames: clevr with 8 slots
 movi11     ours, for pairs of frames: 11 slots, a cheaper network, a price on area
 """
@@ -205,6 +205,14 @@ class TrainConfig:
     """Learn from the first so many images or frames; all by default, but for presets that say otherwise."""
     flips: bool = False
     """Mirror images at random, left to right."""
+    flat_until: int = 0
+    """Built-in scenes that have textures have hardly any up to this step..."""
+    whole_from: int = 0
+    """...and whole ones from this step on; in between they rise. 0 for whole ones always."""
+    near: float = 0.0
+    """Share of images, built-in and textured, whose objects take on some of the ground's colours..."""
+    near_from: int = 0
+    """...from this step on."""
     blur: float = 0.0
     """The error is seen through a blur of this spread in pixels at first..."""
     blur_steps: int = 0
@@ -341,7 +349,8 @@ PRESETS["released"] = dataclasses.replace(
     PRESETS["clevrtex"], model=RELEASED, preset="released", warmup=0, decay=0.8, decay_steps=20_000, clip=0.0
 )
 
-# Ours for images. Placed slots, context and a blur that clears make slots follow objects instead of regions.
+# Ours for images. Placed slots, context, a blur that clears and textures that rise make slots follow objects instead of
+# regions; a background that is anchored need not be half of the picture.
 BEST = dataclasses.replace(
     CLEVR,
     slots=11,
@@ -350,6 +359,7 @@ BEST = dataclasses.replace(
     encoder_kernels=(5, 3, 3, 3, 3),
     context=4,
     placed=True,
+    background_anchor=1.0,
     weight_kernels=(3, 3, 3),
     feature_maps=128,
     decoder="subpixel",
@@ -368,6 +378,8 @@ PRESETS["best"] = dataclasses.replace(
     decay_steps=4_000,
     blur=5.0,
     blur_steps=2_000,
+    flat_until=2_000,
+    whole_from=5_000,
     eval_every=500,
 )
 

@@ -43,15 +43,28 @@ from cutslots.evaluate import judge, look
 from cutslots.model import Discovery, as_floats, build, channels_last, load, save, weights_file
 from cutslots.presets import TrainConfig
 from cutslots.report import Pictures, sheet, write_training
-from cutslots.scenes import FAMILIES
+from cutslots.scenes import FAMILIES, Scenes
+from cutslots.scenes.dataset import Surfaces
 from cutslots.scenes.files import png
 
 LOG_EVERY = 20  # steps between lines of metrics.jsonl; the loss is looked at no sooner, for the device not to wait
 MOST_IMAGES = 65_536  # a step
 LEAST_BLUR = 0.3  # in pixels; under it a picture stays as it is
+FLAT, SPAN = 0.15, 0.3  # the strongest textures of scenes that are nearly flat; how far those of a batch lie apart
+RISING, NEAR = 12_000, 16_000  # scenes whose textures rise, or whose objects are near the ground in colour, at most
 # What may differ when a run is gone on with.
 NOT_THE_RUN = {"out", "overwrite", "cache", "steps", "minutes", "save_minutes"}
 NOT_THE_RUN |= {"accelerator", "devices", "nodes", "compile"}
+NEWER = (
+    "flips",
+    "start",
+    "blur",
+    "blur_steps",
+    "flat_until",
+    "whole_from",
+    "near",
+    "near_from",
+)  # not in older run.json
 WRITTEN = {"metrics.jsonl", "config.json", "model.safetensors", "state.pt", "report.html"}
 WRITTEN |= {"tensorboard", "pictures", "evaluation"}
 
@@ -102,7 +115,7 @@ def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
     model, optimizer = fabric.setup(fast, optimizer)
 
     log, stop = Log(folder, config, fabric, state), Stop(config, fabric)
-    batches = Batches(images, config, fabric, state["step"])
+    batches = Batches(images, config, fabric, state["step"], *other_surfaces(config, fabric, len(images)))
     last, asked = True, False  # if there is nothing left to do
     started = time.monotonic() - state["seconds"]
     with log, stop, batches:
@@ -147,6 +160,13 @@ def price(config: TrainConfig, step: int) -> float:
     return config.area_price * min(1.0, max(0.0, (step + 1 - config.area_from) / max(config.area_from, 1)))
 
 
+def textures(config: TrainConfig, step: int) -> tuple[float, float]:
+    """The least and the greatest strength of textures at a step: nearly flat at first, then rising linearly."""
+    risen = (step - config.flat_until) / max(config.whole_from - config.flat_until, 1)
+    high = FLAT + (1 - FLAT) * min(1.0, max(0.0, risen))
+    return max(0.0, high - SPAN), high
+
+
 def blur(config: TrainConfig, step: int) -> float:
     """The spread of the blur that the error is seen through: falling linearly, then nothing."""
     return config.blur * max(0.0, 1 - step / max(config.blur_steps, 1))
@@ -188,11 +208,17 @@ def check(config: TrainConfig) -> None:
         raise ValueError(f"seed is {config.seed}; expected a whole number from 0 to 2^32 - 1")
     if config.images is not None and config.images < 1:
         raise ValueError(f"images is {config.images}; expected at least 1")
-    for name in ("area_price", "area_from", "blur", "blur_steps"):
+    for name in ("area_price", "area_from", "blur", "blur_steps", "flat_until", "whole_from", "near", "near_from"):
         if not getattr(config, name) >= 0:
             raise ValueError(f"{name} is {getattr(config, name)}; expected zero or more")
     if config.blur > config.model.size:
         raise ValueError(f"blur is {config.blur}; expected at most the side of the pictures, {config.model.size}")
+    if config.flat_until > config.whole_from:
+        raise ValueError(f"flat_until is {config.flat_until}; expected at most whole_from, {config.whole_from}")
+    if config.near > 1:
+        raise ValueError(f"near is {config.near}; expected a share from 0 to 1")
+    if config.near and not has_textures(config):
+        raise ValueError(f"near is {config.near} and data {config.data!r}; expected built-in scenes that have textures")
     if config.area_price and config.model.module == "attention":
         raise ValueError("area_price is set, but Slot Attention has no slot for the ground; expected 0")
     frames = config.model.frames
@@ -243,6 +269,28 @@ def training_data(config: TrainConfig, fabric: Fabric) -> Images:
     return data if config.model.frames == 1 else Clips(cast(Any, data), config.model.frames)
 
 
+def has_textures(config: TrainConfig) -> bool:
+    """Whether the run is about built-in scenes whose textures we may change."""
+    family = config.data.partition(":")[0]
+    return config.model.frames == 1 and family in FAMILIES and FAMILIES[family].textured
+
+
+def other_surfaces(config: TrainConfig, fabric: Fabric, count: int) -> list[Images | None]:
+    """Scenes whose textures rise, and such whose objects are near the ground in colour, where the run has any."""
+    wanted: list[tuple[bool, Surfaces, int]] = [
+        (config.whole_from > 0, "rising", RISING),
+        (config.near > 0, "near", NEAR),
+    ]
+    found: list[Images | None] = [None, None]
+    for i, (asked, surfaces, most) in enumerate(wanted):
+        if asked and has_textures(config):
+            like = open_images(config, "train", min(count, most))
+            bounds = (like.objects[0], like.objects[1])
+            scenes = Scenes(like.family, "train", like.size, 1 + i, len(like), bounds, surfaces)  # not those of seed 0
+            found[i] = _held(scenes, config, fabric, f"{config.data}, {surfaces}")
+    return found
+
+
 def validation_data(config: TrainConfig, fabric: Fabric) -> Images:
     return _held(open_images(config, "val", config.eval_images), config, fabric, f"{config.data}, val")
 
@@ -251,17 +299,31 @@ def _held(data: Any, config: TrainConfig, fabric: Fabric, title: str) -> Images:
     if isinstance(data, Frames):
         return Frames(cast(Any, _held(data.films, config, fabric, title)), data.count)
     if config.cache is not None and hasattr(data, "cache"):  # one process renders, the others wait and read
-        place = config.cache / f"{config.data.replace(':', '-')}-{data.split}-{data.size}-{len(data)}"
+        surfaces = getattr(data, "surfaces", "whole")
+        kind = data.split if surfaces == "whole" else surfaces
+        place = config.cache / f"{config.data.replace(':', '-')}-{kind}-{data.size}-{len(data)}"
         with fabric.rank_zero_first(local=True):
             data = data.cache(place, fabric.device, quiet=fabric.local_rank > 0)
     return hold(data, fabric.device, fabric.global_rank > 0, title)
 
 
 class Batches:
-    """The images of one step after another, made ready by a thread while the device works on the step before."""
+    """The images of one step after another, made ready by a thread while the device works on the step before.
 
-    def __init__(self, images: Images, config: TrainConfig, fabric: Fabric, step: int) -> None:
+    Up to `whole_from` they come from `rising`, scene by scene as strong in texture as the step asks for; from
+    `near_from` on a share of them from `near`."""
+
+    def __init__(
+        self,
+        images: Images,
+        config: TrainConfig,
+        fabric: Fabric,
+        step: int,
+        rising: Images | None = None,
+        near: Images | None = None,
+    ) -> None:
         self.images, self.config, self.fabric, self.step = images, config, fabric, step
+        self.rising, self.near = rising, near
         self.epoch, self.order = -1, np.empty(0, dtype=np.int64)
 
     def __enter__(self) -> None:
@@ -278,19 +340,37 @@ class Batches:
         return image
 
     def _make(self, step: int) -> Tensor:
-        image = self.images.render(self.numbers(step), self.fabric.device).image
+        image = self._images(step)
         if not self.config.flips:
             return image
-        draws = np.random.default_rng([self.config.seed, step, 1]).random(self.config.batch)
-        first = self.fabric.global_rank * len(image)
-        mirrored = torch.from_numpy(draws[first : first + len(image)] < 0.5).to(image.device)
-        return torch.where(mirrored.view(-1, *[1] * (image.ndim - 1)), image.flip(-1), image)
+        mirrored = self._mine(self._dice(step, 1).random(self.config.batch)) < 0.5
+        return _where(mirrored, image.flip(-1), image)
+
+    def _images(self, step: int) -> Tensor:
+        if self.rising is not None and step < self.config.whole_from:
+            strength = self._dice(step, 7).uniform(*textures(self.config, step), self.config.batch)
+            chosen = (len(self.rising) * self._mine(strength)).astype(np.int64)
+            return self.rising.render(chosen, self.fabric.device).image
+        image = self.images.render(self.numbers(step), self.fabric.device).image
+        if self.near is None or step < self.config.near_from:
+            return image
+        dice = self._dice(step, 8)
+        chosen = self._mine(dice.integers(0, len(self.near), self.config.batch))
+        other = self.near.render(chosen, self.fabric.device).image
+        return _where(self._mine(dice.random(self.config.batch)) < self.config.near, other, image)
+
+    def _dice(self, step: int, what: int) -> np.random.Generator:
+        return np.random.default_rng([self.config.seed, step, what])
+
+    def _mine(self, draws: np.ndarray) -> np.ndarray:
+        """This process's share of what was drawn for a whole batch."""
+        share = self.config.batch // self.fabric.world_size
+        return draws[self.fabric.global_rank * share :][:share]
 
     def numbers(self, step: int) -> np.ndarray:
         """The images of this process at a step: its share of the next `batch` of an order shuffled every epoch."""
-        share = self.config.batch // self.fabric.world_size
-        first = step * self.config.batch + self.fabric.global_rank * share
-        return np.array([self._shuffled(i) for i in range(first, first + share)])
+        first = step * self.config.batch
+        return np.array([self._shuffled(i) for i in self._mine(np.arange(first, first + self.config.batch))])
 
     def _shuffled(self, i: int) -> int:
         epoch, place = divmod(i, len(self.images))
@@ -298,6 +378,11 @@ class Batches:
             self.epoch = epoch
             self.order = np.random.default_rng([self.config.seed, epoch]).permutation(len(self.images))
         return int(self.order[place])
+
+
+def _where(chosen: np.ndarray, these: Tensor, those: Tensor) -> Tensor:
+    """For each image, of these if it is chosen, else of those."""
+    return torch.where(torch.from_numpy(chosen).to(these.device).view(-1, *[1] * (these.ndim - 1)), these, those)
 
 
 # ------------------------------------------------------------------------------------------------------ the run folder
@@ -339,7 +424,8 @@ def _same_run(file: Path, values: dict[str, Any]) -> None:
     inner = {"context": 0, "placed": False, "background_anchor": None} | (
         before.get("model") or {}
     )  # what older runs do not name
-    before = {"flips": False, "start": None, "blur": 0.0, "blur_steps": 0, **before, "model": inner}
+    newer = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    before = {name: newer[name] for name in NEWER} | before | {"model": inner}
     wrong = [k for k in values if k not in NOT_THE_RUN and before.get(k) != values[k]]
     if "model" in wrong:
         wrong += [k for k, v in values["model"].items() if inner.get(k) != v]

@@ -29,7 +29,7 @@ from cutslots.model import Discovery, load, save
 from cutslots.presets import PRESETS
 from cutslots.scenes import Scenes
 from cutslots.scenes.files import generate
-from cutslots.train import Batches, blur, blurred, price, rate, train
+from cutslots.train import Batches, blur, blurred, price, rate, textures, train
 from tests.conftest import needs_cuda
 from tests.small_runs import Command, lines, sentence, small, train_command, two, weights
 from tests.test_model import Code
@@ -249,6 +249,94 @@ def test_flips_are_the_same_on_going_on(tmp_path):
     assert weights(train(small(tmp_path / "plain", steps=12))) != flipped
     with pytest.raises(ValueError, match=r"holds another run \(its flips differ\)"):
         train(small(tmp_path / "parts", steps=13))
+
+
+# ------------------------------------------------------------------------------------------------- textures that rise
+
+
+def test_textures_by_hand():
+    config = small(None, flat_until=10, whole_from=30)
+    seen = [textures(config, step) for step in (0, 10, 20, 29)]
+    assert seen[:3] == [pytest.approx(x) for x in ((0, 0.15), (0, 0.15), (0.275, 0.575))]
+    assert seen[3] == pytest.approx((0.6575, 0.9575))
+    assert textures(small(None, flat_until=5, whole_from=5), 4) == (0, 0.15), "flat, then whole at once"
+
+
+class Numbered:
+    """Images that are their own number, beginning with one."""
+
+    def __init__(self, count, first):
+        self.numbers = torch.arange(first, first + count)
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def render(self, indices, device="cpu"):
+        return types.SimpleNamespace(image=self.numbers[torch.as_tensor(indices)].view(-1, 1, 1, 1))
+
+
+def lessons(rank=0, size=1, **changes):
+    fabric = types.SimpleNamespace(world_size=size, global_rank=rank, device="cpu")
+    config = small(None, batch=8, flat_until=10, whole_from=30, near=0.25, near_from=40, **changes)
+    return Batches(Numbered(100, 0), config, fabric, 0, Numbered(1000, 1000), Numbered(50, 5000))
+
+
+def test_what_is_learned_from_at_which_step():
+    """First scenes as strong in texture as the step asks for, then whole ones, then a share that is near."""
+    seen = [lessons()._make(step).flatten().tolist() for step in range(240)]
+    for step in range(30):
+        low, high = textures(lessons().config, step)
+        assert all(1000 * low - 1 < number - 1000 <= 1000 * high for number in seen[step]), step
+    assert [set(seen[step]) == set(lessons().numbers(step)) for step in range(30, 40)] == [True] * 10
+    near = [sum(number >= 5000 for number in numbers) for numbers in seen[40:]]
+    assert 340 < sum(near) < 460 and max(near) < 8, "of 1,600"
+    for numbers, step in zip(seen[40:], range(40, 240), strict=True):
+        pairs = zip(numbers, lessons().numbers(step), strict=True)
+        assert all(number == own for number, own in pairs if number < 5000), "the others are as they would be"
+    assert len({tuple(numbers) for numbers in seen}) == 240, "others at every step"
+    assert lessons()._make(55).flatten().tolist() == seen[55], "by the step alone"
+    assert [lessons(seed=1)._make(step).flatten().tolist() for step in range(240)] != seen
+
+
+def test_processes_share_what_is_learned_from():
+    for step in (5, 25, 35, 60):
+        parts = [lessons(rank, 2)._make(step) for rank in (0, 1)]
+        assert torch.equal(torch.cat(parts), lessons()._make(step)), step
+
+
+def test_textures_that_rise_are_the_same_on_going_on(tmp_path):
+    course = {"data": "textured:1-2", "flat_until": 2, "whole_from": 6, "near": 0.5, "near_from": 8}
+    whole = weights(train(small(tmp_path / "whole", steps=12, **course)))
+    for steps in (3, 7, 12):
+        train(small(tmp_path / "parts", steps=steps, cache=tmp_path / "cache", **course))
+    assert weights(tmp_path / "parts") == whole
+    kinds = {path.name.split("-")[3] for path in (tmp_path / "cache").iterdir() if path.is_dir()}
+    assert kinds == {"train", "rising", "near", "val"}
+    assert weights(train(small(tmp_path / "none", steps=12, data="textured:1-2"))) != whole
+    with pytest.raises(ValueError, match=r"holds another run \(its flat_until, whole_from, near, near_from differ\)"):
+        train(small(tmp_path / "parts", steps=13, data="textured:1-2"))
+
+
+def test_what_has_no_textures_is_learned_from_as_it_is(tmp_path):
+    """A preset that lets them rise is for any pictures."""
+    asked = {"flat_until": 2, "whole_from": 4}
+    assert weights(train(small(tmp_path / "a", steps=6, **asked))) == weights(train(small(tmp_path / "b", steps=6)))
+
+
+@pytest.mark.parametrize(
+    "wrong, sentence",
+    [
+        ({"flat_until": 5, "whole_from": 4}, "flat_until is 5; expected at most whole_from, 4"),
+        ({"whole_from": -1}, "whole_from is -1; expected zero or more"),
+        ({"near": 1.5, "data": "textured"}, "near is 1.5; expected a share from 0 to 1"),
+        ({"near": float("nan")}, "near is nan; expected zero or more"),
+        ({"near": 0.5}, "near is 0.5 and data 'plain:2-5'; expected built-in scenes that have textures"),
+    ],
+)
+def test_textures_that_cannot_be(tmp_path, wrong, sentence):
+    with pytest.raises(ValueError, match=SENTENCE) as caught:
+        train(small(tmp_path / "run", **wrong))
+    assert str(caught.value) == sentence and not (tmp_path / "run").exists()
 
 
 # ------------------------------------------------------------------------------------------------ learned elsewhere

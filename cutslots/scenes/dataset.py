@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from cutslots.scenes.world import World
 TOGETHER = 128  # scenes drawn and rendered at once
 Indices = Sequence[int] | np.ndarray | Tensor
 LENGTH = {"train": 50_000, "val": 1_000, "test": 1_000}
+Surfaces = Literal["whole", "rising", "near"]
+NEAREST = 0.9  # the largest share of the ground's colours that objects take on
+GOLDEN = 0.6180339887  # its multiples are spread evenly, whatever the number of scenes
 
 
 class Sample(NamedTuple):
@@ -38,7 +41,9 @@ class Scenes(Dataset[Sample]):
     """Scene i of (family, split, seed), the same bytes alone, in a batch, in any process.
 
     Families: plain, textured, ood, camo, moving. Splits: train, val, test; a number means another scene in each.
-    `objects` is how many there are, at least and at most.
+    `objects` is how many there are, at least and at most. `surfaces` may make them easier or harder than they are: in
+    scene i of n that are "rising" textures are at i / n of their strength, in those that are "near" objects take on up
+    to nine tenths of the ground's colours.
 
     >>> scenes = Scenes("textured", split="train", size=32)
     >>> image, mask = scenes[7]
@@ -56,6 +61,7 @@ class Scenes(Dataset[Sample]):
         seed: int = 0,
         count: int | None = None,
         objects: tuple[int, int] = (FEWEST_OBJECTS, MOST_OBJECTS),
+        surfaces: Surfaces = "whole",
     ) -> None:
         if family not in FAMILIES:
             raise ValueError(f"family is {family!r}; expected one of {', '.join(FAMILIES)}")
@@ -69,7 +75,9 @@ class Scenes(Dataset[Sample]):
             raise ValueError(f"count is {count!r}; expected zero or more")
         if not (len(objects) == 2 and 1 <= objects[0] <= objects[1] <= MOST_OBJECTS):
             raise ValueError(f"objects is {objects!r}; expected a range between 1 and {MOST_OBJECTS}, as in (3, 10)")
-        self.family, self.split, self.size, self.seed = family, split, size, seed
+        if surfaces not in get_args(Surfaces):
+            raise ValueError(f"surfaces is {surfaces!r}; expected one of {', '.join(get_args(Surfaces))}")
+        self.family, self.split, self.size, self.seed, self.surfaces = family, split, size, seed, surfaces
         self.objects = list(objects)
         self.count = LENGTH[split] if count is None else count
 
@@ -80,7 +88,8 @@ class Scenes(Dataset[Sample]):
 
     def request(self) -> dict[str, Any]:
         """What was asked for: written beside files, so that a later run knows whether they are the same scenes."""
-        return {**vars(self), "version": cutslots.__version__}
+        asked = {**vars(self), "version": cutslots.__version__}
+        return {name: value for name, value in asked.items() if (name, value) != ("surfaces", "whole")}
 
     def __len__(self) -> int:
         return self.count
@@ -110,9 +119,11 @@ class Scenes(Dataset[Sample]):
 
     def world(self, indices: Indices) -> World:
         """What the scenes hold, as arrays."""
-        return draw(
-            self.family, self.split, self.seed, whole_numbers(indices, self.count), (self.objects[0], self.objects[1])
-        )
+        chosen = whole_numbers(indices, self.count)
+        world = draw(self.family, self.split, self.seed, chosen, (self.objects[0], self.objects[1]))
+        if self.surfaces == "rising":
+            return world.flattened(chosen / self.count)
+        return world.drawn_near(NEAREST * (chosen * GOLDEN % 1)) if self.surfaces == "near" else world
 
     def describe(self, indices: Indices) -> tuple[Sample, list[dict[str, Any]]]:
         """A batch on the CPU and, for each scene, its ground truth as plain values."""

@@ -51,6 +51,10 @@ class Family:
     one_material: bool = False
     frames: int = 1
 
+    @property
+    def textured(self) -> bool:
+        return not {"rubber", "metal"} & set(self.materials)
+
 
 TRAINING_SHAPES = ("sphere", "cube", "cylinder", "cone")
 UNSEEN_SHAPES = ("pyramid", "prism", "dome", "capsule", "wedge")

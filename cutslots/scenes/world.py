@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,6 +35,20 @@ class World:
 
     def pick(self, rows: np.ndarray | slice) -> World:
         return World(**{name: value[rows] for name, value in vars(self).items()})
+
+    def flattened(self, strength: np.ndarray) -> World:
+        """Textures at these strengths (B,): at 0 a surface has one colour and no relief, at 1 it is as it was."""
+        a = strength[:, None]
+        mean = self.paint.mean(2, keepdims=True)
+        finish = self.finish.copy()
+        finish[:, :, 1] *= a
+        return replace(self, paint=mean + a[..., None, None] * (self.paint - mean), finish=finish)
+
+    def drawn_near(self, share: np.ndarray) -> World:
+        """Objects take on these shares (B,) of the ground's colours; their materials stay theirs."""
+        paint = self.paint.copy()
+        paint[:, 1:] += share[:, None, None, None] * (paint[:, :1] - paint[:, 1:])
+        return replace(self, paint=paint)
 
     @staticmethod
     def join(worlds: Sequence[World]) -> World:

@@ -148,3 +148,47 @@ def test_a_cache_on_disk_is_not_sent_to_workers(tmp_path):
     cached = Scenes("plain", size=32, count=6).cache(tmp_path, quiet=True)
     sent = pickle.dumps(cached)
     assert len(sent) < 2000 and torch.equal(pickle.loads(sent)[5].image, cached[5].image)
+
+
+# ------------------------------------------------------------------------------------------------------ other surfaces
+
+
+def test_textures_rise_from_scene_to_scene():
+    """Scene 0 has none, the later the more; what stands where is the same."""
+    rising, whole = (Scenes("textured", size=32, count=8, surfaces=kind) for kind in ("rising", "whole"))
+    made, world = rising.world(range(8)), whole.world(range(8))
+    assert (
+        np.array_equal(made.finish[0, :, 1], 0 * world.finish[0, :, 1]) and np.ptp(made.paint[0], axis=1).max() < 1e-15
+    )
+    for i in range(8):
+        assert np.allclose(made.finish[i, :, 1], i / 8 * world.finish[i, :, 1])
+        spread, mean = np.ptp(world.paint[i], axis=1), world.paint[i].mean(1)
+        assert np.allclose(np.ptp(made.paint[i], axis=1), i / 8 * spread) and np.allclose(made.paint[i].mean(1), mean)
+    for name in ("material", "position", "shape", "size", "light", "camera"):
+        assert np.array_equal(getattr(made, name), getattr(world, name)), name
+    one, other = rising.render(range(8)), whole.render(range(8))
+    assert torch.equal(one.mask, other.mask) and not torch.equal(one.image, other.image)
+    assert torch.equal(rising.render([6, 2]).image, one.image[[6, 2]]), "by their numbers alone"
+
+
+def test_objects_near_the_ground_in_colour():
+    near, whole = (Scenes("textured", size=32, count=50, surfaces=kind) for kind in ("near", "whole"))
+    made, world = near.world(range(50)), whole.world(range(50))
+    assert np.array_equal(made.paint[:, 0], world.paint[:, 0]) and np.array_equal(made.finish, world.finish)
+    assert np.array_equal(made.material, world.material), "what they are made of stays theirs"
+    gap, before = (w.paint[:, 1:] - w.paint[:, :1] for w in (made, world))
+    left = (gap * before).sum((1, 2, 3)) / (before**2).sum((1, 2, 3))
+    assert np.allclose(gap, left[:, None, None, None] * before) and left.max() == 1 and 0.1 <= left.min() < 0.15
+    assert np.histogram(1 - left, 3, (0, 0.9))[0].min() >= 15, "as many are a little near as are very near"
+    assert torch.equal(near.render([7]).mask, whole.render([7]).mask)
+
+
+def test_other_surfaces_are_other_scenes(tmp_path):
+    """A cache of one kind is not taken for another; that of whole ones is what it always was."""
+    whole, rising = (Scenes("textured", size=16, count=4, surfaces=kind) for kind in ("whole", "rising"))
+    assert "surfaces" not in whole.request() and rising.request()["surfaces"] == "rising"
+    whole.cache(tmp_path / "a")
+    with pytest.raises(ValueError, match=r"holds other scenes \(surfaces None; wanted surfaces rising\)"):
+        rising.cache(tmp_path / "a")
+    with pytest.raises(ValueError, match=r"\Asurfaces is 'flat'; expected one of whole, rising, near\Z"):
+        Scenes("textured", surfaces="flat")
