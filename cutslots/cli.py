@@ -71,7 +71,7 @@ else:  # a subcommand for each preset, whose options are its numbers
         "tiny": "finds objects on two CPU cores in minutes",
         "clevr": "the paper's text, for plain scenes",
         "clevrtex": "the paper's text, for textured scenes",
-        "best": "ours for images: placed slots, wider sight, a cheaper network",
+        "best": "ours for images: placed slots, wider sight, textures that rise",
         "released": "what the authors' code does where it differs",
         "movi": "the paper's text, for pairs of frames of films",
         "movi11": "ours for films: more slots, a cheaper network, one slot for the ground",
@@ -134,7 +134,7 @@ def predict(
     images: tyro.conf.Positional[Path],
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])],
     device: str = "auto",
-    masks: Literal["joined", "decoder"] = "joined",
+    masks: Literal["joined", "eager", "decoder"] = "joined",
     overwrite: bool = False,
 ) -> None:
     """Find the objects in an image or in all images of a folder: overlay, masks, reconstruction, COCO JSON.
@@ -144,8 +144,8 @@ def predict(
         images: A picture or a folder of pictures, of any size and mode.
         out: The folder to write to.
         device: cpu, cuda, cuda:1, mps; by default CUDA where there is one.
-        masks: Those read from the decoder's with the picture as evidence, slots that draw the same being joined; or the
-            decoder's as they are.
+        masks: Those read from the decoder's with the picture as evidence, slots that draw the same being joined; these,
+            with the ground giving way, to miss fewer things; or the decoder's as they are.
         overwrite: Write over what an earlier prediction left in the folder.
     """
     # Before torch is imported: threads that wait by spinning take the cores from those they wait for. On two busy cores

@@ -1,5 +1,5 @@
 """How well a model finds objects: scores for every image of a dataset, of the decoder's masks, of those read from them
-with slots joined, and of the partition's.
+with slots joined, of those read eagerly, and of the partition's.
 
 Processes take batches in turn and the scores are put in order before any mean is taken, so that any number of
 processes gives the same numbers.
@@ -22,7 +22,7 @@ from cutslots import metrics
 from cutslots.data import Frames, Images, Sample, open_data, open_films
 from cutslots.disk import progress, write_atomically
 from cutslots.model import Discovery, Found, PairDiscovery, VolumeDiscovery, as_floats, load, weights_file
-from cutslots.reading import read, read_film
+from cutslots.reading import eager, read, read_film
 from cutslots.report import FilmPictures, Pictures, paper_rows, table_text, write_evaluation
 from cutslots.track import Join, follow
 
@@ -37,10 +37,13 @@ APART = (5, 20)  # the frames that the paper matches across a film
 
 def labels(found: Found, image: Tensor | None = None) -> dict[str, Tensor]:
     """The slot of every pixel, (B, S, S): by the decoder's masks, by the partition's, brought to the same size, and, of
-    an `image`, by masks that are read from the decoder's (see cutslots.reading)."""
+    an `image`, by masks that are read from the decoder's, and read eagerly (see cutslots.reading)."""
     partition = F.interpolate(found.partition.float(), found.masks.shape[-2:], mode="bilinear", align_corners=False)
     found_by = {"decoder": found.masks.argmax(1), "partition": partition.argmax(1)}
-    return found_by if image is None else found_by | {"joined": read(found, image).argmax(1)}
+    if image is None:
+        return found_by
+    masks = read(found, image)
+    return found_by | {"joined": masks.argmax(1), "eager": eager(masks).argmax(1)}
 
 
 @torch.no_grad()

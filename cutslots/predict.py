@@ -30,15 +30,15 @@ from torch.nn import functional as F
 import cutslots
 from cutslots.data.folder import list_images, read_image
 from cutslots.disk import claimed, one_line, progress, write_atomically
-from cutslots.model import Discovery, load
-from cutslots.reading import read
+from cutslots.model import Discovery, Found, load
+from cutslots.reading import eager, read
 from cutslots.report import as_bytes, blend, paint
 from cutslots.scenes.files import palette_image, png
 from cutslots.scenes.render import usable
 
 PIXELS = 2**22  # of a large picture that are worked on at once
 
-Masks = Literal["joined", "decoder"]
+Masks = Literal["joined", "eager", "decoder"]
 
 
 def predict(
@@ -99,10 +99,17 @@ def find(model: Discovery, picture: Image.Image, masks: Masks = "joined") -> tup
     torch.manual_seed(0)  # Slot Attention draws its slots
     image = seen_by(model, picture)
     found = model(image)
-    soft = (read(found, image) if masks == "joined" else found.masks)[0]
+    soft = read_as(masks, found, image)[0]
     labels, scores = at_size(soft, (picture.height, picture.width))
     drawn = Image.fromarray(as_bytes(found.reconstruction[0]))
     return labels, scores, drawn.resize(picture.size, Image.Resampling.BICUBIC)
+
+
+def read_as(masks: Masks, found: Found, image: Tensor) -> Tensor:
+    """The masks (B, K, S, S) that were asked for."""
+    if masks == "decoder":
+        return found.masks
+    return eager(read(found, image)) if masks == "eager" else read(found, image)
 
 
 def seen_by(model: Discovery, picture: Image.Image) -> Tensor:

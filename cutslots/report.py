@@ -175,12 +175,13 @@ def paper_rows(results: dict[str, Any]) -> list[tuple[str, str, dict[str, float]
 def our_rows(results: dict[str, Any]) -> list[tuple[str, str, dict[str, float]]]:
     rows = []
     for name, means in results.items():
-        for kind, prefix in (("decoder masks", ""), ("joined masks", "joined_"), ("partition masks", "partition_")):
+        for kind in ("decoder", "joined", "eager", "partition"):
+            prefix = "" if kind == "decoder" else f"{kind}_"
             scores = {s: (1 if s in NOT_PER_CENT else 100) * means[prefix + s] for s in SCORES if prefix + s in means}
             if not scores:
                 continue
             what = "films" if "switches" in means else "images"
-            rows.append((f"{name} ({means['images']} {what})", kind, scores))
+            rows.append((f"{name} ({means['images']} {what})", f"{kind} masks", scores))
     return rows
 
 

@@ -135,7 +135,7 @@ def test_old_uploads_go_away_and_what_was_left_of_them(tmp_path):
 # ---------------------------------------------------------------------------------------------------------------- slots
 
 
-@pytest.mark.parametrize("masks", ["joined", "decoder"])
+@pytest.mark.parametrize("masks", ["joined", "eager", "decoder"])
 def test_the_page_shows_what_predict_finds(source, masks):
     labels, scores, redrawn = predict.find(load("tiny"), source.frames[0], masks)
     found = objects.find(objects.model_for("tiny"), source, masks)

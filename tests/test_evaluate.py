@@ -11,13 +11,13 @@ from cutslots import metrics
 from cutslots.devices import make_fabric
 from cutslots.evaluate import BATCH, evaluate, judge, look
 from cutslots.model import Discovery, as_floats, load, save
-from cutslots.reading import read
+from cutslots.reading import eager, read
 from cutslots.scenes import Scenes
 from cutslots.scenes.files import generate
 from tests.small_runs import sentence, small, two
 
 COUNT = 3 * BATCH + 4
-SCORES = [prefix + name for prefix in ("", "joined_", "partition_") for name in metrics.NAMES]
+SCORES = [prefix + name for prefix in ("", "joined_", "eager_", "partition_") for name in metrics.NAMES]
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +88,7 @@ def test_the_table_by_hand(plain, weights):
             found = model(image)
         larger = torch.nn.Upsample(scale_factor=2, mode="bilinear")(found.partition)
         every = {"": found.masks, "partition_": larger, "joined_": read(found, image)}
+        every["eager_"] = eager(every["joined_"])
         for prefix, labels in ((prefix, masks.argmax(1)) for prefix, masks in every.items()):
             for name, values in metrics.score(mask, labels).items():
                 assert [float(rows[i][prefix + name]) for i in chosen] == values.tolist(), name

@@ -94,14 +94,15 @@ def test_files_hold_what_is_found(done, weights, pictures):
     assert all(scores[k] >= 1 / 6 for k in np.unique(labels)), "the winner of six has a sixth at least"
 
 
-@pytest.mark.parametrize("masks", ["decoder", "joined"])
+@pytest.mark.parametrize("masks", ["decoder", "joined", "eager"])
 def test_masks_are_the_models_where_sizes_are_equal(weights, masks):
     model = load(weights)
     picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (16, 16, 3), dtype=np.uint8))
     with torch.no_grad():
         found = model(torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None])
     image = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]
-    soft = {"decoder": found.masks[0], "joined": reading.read(found, image)[0]}[masks]
+    read = reading.read(found, image)
+    soft = {"decoder": found.masks[0], "joined": read[0], "eager": reading.eager(read)[0]}[masks]
     labels, scores, _ = find(model, picture, masks)
     best = soft.max(0)
     assert np.array_equal(labels, best.indices)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from cutslots import metrics
 from cutslots.model import Found
-from cutslots.reading import MEETING, joined, meetings, read
+from cutslots.reading import MEETING, eager, joined, meetings, read
 
 
 def found(masks, pictures):
@@ -137,3 +137,51 @@ def test_half_precision_is_read_in_full(dtype):
     half = Found(*(x.to(dtype) for x in case))
     assert read(half, image).dtype == torch.float32
     torch.testing.assert_close(read(half, (image * 255).byte()).sum(1), torch.ones(2, 6, 6))
+
+
+# --------------------------------------------------------------------------------------------------------------- eager
+
+
+def pixels(*rows):
+    """Masks (1, K, 1, n) of a picture of n pixels, one row for each slot."""
+    return torch.tensor(rows, dtype=torch.float64)[None, :, None, :]
+
+
+def test_the_ground_gives_way_by_hand():
+    """The second slot has 0.9 and 0.2 of two pixels, 0.55 on average; the third at most 0.1 of what it would win."""
+    masks = pixels([0.1, 0.8, 0.9, 0.95, 1.0], [0.9, 0.2, 0.0, 0.0, 0.0], [0.0, 0.0, 0.1, 0.05, 0.0])
+    assert masks.argmax(1).flatten().tolist() == [1, 0, 0, 0, 0]
+    got = eager(masks)
+    assert got.argmax(1).flatten().tolist() == [1, 1, 0, 0, 0]
+    expected = [[0.002 / 0.902, 0.016 / 0.216, 1, 1, 1], [0.9 / 0.902, 0.2 / 0.216, 0, 0, 0], [0] * 5]
+    torch.testing.assert_close(got, pixels(*expected))
+
+
+def test_how_sure_is_sure():
+    unsure = pixels([0.4, 0.8, 1.0, 1.0], [0.6, 0.2, 0.0, 0.0])  # 0.4 on average, though it had won a pixel by itself
+    assert eager(unsure).argmax(1).flatten().tolist() == [0, 0, 0, 0]
+    sure = pixels([0.54, 0.54, 1.0, 1.0], [0.46, 0.46, 0.0, 0.0])
+    assert eager(sure).argmax(1).flatten().tolist() == [1, 1, 0, 0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_only_the_ground_loses_and_only_slots_that_are_kept_win(seed):
+    case, image = random_case(seed)
+    masks = read(case, image)
+    got, ground = eager(masks), masks.mean((2, 3)).argmax(1)
+    torch.testing.assert_close(got.sum(1), torch.ones(2, 6, 6))
+    before, after = masks.argmax(1), got.argmax(1)
+    for b in range(2):
+        moved = before[b] != after[b]
+        gone = got[b].sum((1, 2)) == 0
+        assert ((before[b][moved] == ground[b]) | gone[before[b][moved]] | (after[b][moved] == ground[b])).all()
+        assert not gone[ground[b]] or (masks[b, ground[b]] == 0).all()
+
+
+def test_eager_masks_do_not_depend_on_the_order_of_slots_or_images():
+    case, image = random_case(5, B=4)
+    masks = read(case, image)
+    order = torch.randperm(5, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(eager(masks[:, order]), eager(masks)[:, order])
+    torch.testing.assert_close(torch.cat([eager(masks[b : b + 1]) for b in range(4)]), eager(masks))

@@ -28,8 +28,7 @@ from torch import Tensor
 
 from cutslots.data.folder import ENDINGS, read_image
 from cutslots.model import Discovery, load, shipped_names, weights_file
-from cutslots.predict import Masks, annotate, at_size, empty_record, mask_files, paint_over, seen_by
-from cutslots.reading import read
+from cutslots.predict import Masks, annotate, at_size, empty_record, mask_files, paint_over, read_as, seen_by
 from cutslots.report import as_bytes
 from cutslots.scenes import Scenes
 from cutslots.scenes.files import PALETTE
@@ -143,7 +142,7 @@ def find(model: Discovery, source: Source, masks: Masks = "joined", frames: int 
     for frame in wanted:
         image = seen_by(model, frame)
         found = tracker(image)
-        soft = read(found, image) if masks == "joined" and len(wanted) == 1 else found.masks
+        soft = read_as(masks if len(wanted) == 1 else "decoder", found, image)
         seen.append((soft[0].float().cpu(), as_bytes(found.pictures[0]), as_bytes(found.reconstruction[0])))
         if time.perf_counter() - start > seconds:
             break

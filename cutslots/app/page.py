@@ -115,8 +115,9 @@ def _objects(gr: Any, page: Any, names: Sequence[str], own_paths: bool, model: C
             label = f"Or your {kinds}, up to {MOST_UPLOAD.upper()}"
             upload = gr.File(label=label, file_types=list(objects.OPENED), height=150, elem_id="upload")
             frames = gr.Slider(1, step=1, label="Frames to follow", visible=False, elem_id="frames")
-            info = "Joined: the picture is evidence, and slots that draw the same are one. Decoder: as drawn."
-            masks = gr.Radio(["joined", "decoder"], value="joined", label="Masks", info=info)
+            info = "Joined: the picture is evidence, and slots that draw the same are one. "
+            info += "Eager: the ground gives way besides, to miss fewer things. Decoder: as drawn."
+            masks = gr.Radio(["joined", "eager", "decoder"], value="joined", label="Masks", info=info)
         with gr.Column(scale=5, min_width=320):
             shown = gr.HTML(js_on_load=PICK, css_template=STYLE, apply_default_css=False, elem_id="found")
             frame = gr.Slider(1, step=1, label="Frame shown", visible=False, elem_id="frame")
