@@ -19,7 +19,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -107,6 +107,8 @@ def find(model: Discovery, picture: Image.Image, masks: Masks = "joined") -> tup
 
 def read_as(masks: Masks, found: Found, image: Tensor) -> Tensor:
     """The masks (B, K, S, S) that were asked for."""
+    if masks not in get_args(Masks):
+        raise ValueError(f"masks is {masks!r}; expected one of {', '.join(get_args(Masks))}")
     if masks == "decoder":
         return found.masks
     return eager(read(found, image)) if masks == "eager" else read(found, image)

@@ -210,9 +210,9 @@ class TrainConfig:
     whole_from: int = 0
     """...and whole ones from this step on; in between they rise. 0 for whole ones always."""
     near: float = 0.0
-    """Share of images, built-in and textured, whose objects take on some of the ground's colours..."""
+    """Share of images, of built-in scenes that have textures, whose objects take on some of the ground's colours..."""
     near_from: int = 0
-    """...from this step on."""
+    """...from this step on, but not before textures are whole."""
     blur: float = 0.0
     """The error is seen through a blur of this spread in pixels at first..."""
     blur_steps: int = 0

@@ -51,20 +51,14 @@ LOG_EVERY = 20  # steps between lines of metrics.jsonl; the loss is looked at no
 MOST_IMAGES = 65_536  # a step
 LEAST_BLUR = 0.3  # in pixels; under it a picture stays as it is
 FLAT, SPAN = 0.15, 0.3  # the strongest textures of scenes that are nearly flat; how far those of a batch lie apart
+MIRROR, STRENGTH, WHICH_NEAR = 1, 7, 8  # what numbers are drawn for, each in a stream of its own
 RISING, NEAR = 12_000, 16_000  # scenes whose textures rise, or whose objects are near the ground in colour, at most
 # What may differ when a run is gone on with.
 NOT_THE_RUN = {"out", "overwrite", "cache", "steps", "minutes", "save_minutes"}
 NOT_THE_RUN |= {"accelerator", "devices", "nodes", "compile"}
-NEWER = (
-    "flips",
-    "start",
-    "blur",
-    "blur_steps",
-    "flat_until",
-    "whole_from",
-    "near",
-    "near_from",
-)  # not in older run.json
+# What older runs do not name, as it was then.
+NEWER = {"flips": False, "start": None, "blur": 0.0, "blur_steps": 0}
+NEWER |= {"flat_until": 0, "whole_from": 0, "near": 0.0, "near_from": 0}
 WRITTEN = {"metrics.jsonl", "config.json", "model.safetensors", "state.pt", "report.html"}
 WRITTEN |= {"tensorboard", "pictures", "evaluation"}
 
@@ -115,7 +109,8 @@ def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
     model, optimizer = fabric.setup(fast, optimizer)
 
     log, stop = Log(folder, config, fabric, state), Stop(config, fabric)
-    batches = Batches(images, config, fabric, state["step"], *other_surfaces(config, fabric, len(images)))
+    others = other_surfaces(config, fabric, len(images), state["step"])
+    batches = Batches(images, config, fabric, state["step"], *others)
     last, asked = True, False  # if there is nothing left to do
     started = time.monotonic() - state["seconds"]
     with log, stop, batches:
@@ -213,12 +208,16 @@ def check(config: TrainConfig) -> None:
             raise ValueError(f"{name} is {getattr(config, name)}; expected zero or more")
     if config.blur > config.model.size:
         raise ValueError(f"blur is {config.blur}; expected at most the side of the pictures, {config.model.size}")
-    if config.flat_until > config.whole_from:
+    if config.whole_from and config.flat_until > config.whole_from:
         raise ValueError(f"flat_until is {config.flat_until}; expected at most whole_from, {config.whole_from}")
     if config.near > 1:
         raise ValueError(f"near is {config.near}; expected a share from 0 to 1")
     if config.near and not has_textures(config):
         raise ValueError(f"near is {config.near} and data {config.data!r}; expected built-in scenes that have textures")
+    if config.near and FAMILIES[config.data.partition(":")[0]].one_material:
+        raise ValueError(
+            f"near is {config.near} and data {config.data!r}, whose objects are as near as can be; expected 0"
+        )
     if config.area_price and config.model.module == "attention":
         raise ValueError("area_price is set, but Slot Attention has no slot for the ground; expected 0")
     frames = config.model.frames
@@ -275,12 +274,16 @@ def has_textures(config: TrainConfig) -> bool:
     return config.model.frames == 1 and family in FAMILIES and FAMILIES[family].textured
 
 
-def other_surfaces(config: TrainConfig, fabric: Fabric, count: int) -> list[Images | None]:
-    """Scenes whose textures rise, and such whose objects are near the ground in colour, where the run has any."""
+def other_surfaces(config: TrainConfig, fabric: Fabric, count: int, step: int) -> list[Images | None]:
+    """Scenes whose textures rise, and such whose objects are near the ground in colour, if what is left of the run has
+    any after this step."""
+    left = range(step, config.steps)
     wanted: list[tuple[bool, Surfaces, int]] = [
-        (config.whole_from > 0, "rising", RISING),
-        (config.near > 0, "near", NEAR),
+        (bool(left) and step < config.whole_from, "rising", RISING),
+        (bool(left) and config.near > 0 and max(config.near_from, config.whole_from) < config.steps, "near", NEAR),
     ]
+    if wanted[0][0] and has_textures(config) and config.steps <= config.whole_from and fabric.global_rank == 0:
+        print(f"textures are whole from step {config.whole_from:,} on (--whole-from); this run ends before")
     found: list[Images | None] = [None, None]
     for i, (asked, surfaces, most) in enumerate(wanted):
         if asked and has_textures(config):
@@ -299,8 +302,7 @@ def _held(data: Any, config: TrainConfig, fabric: Fabric, title: str) -> Images:
     if isinstance(data, Frames):
         return Frames(cast(Any, _held(data.films, config, fabric, title)), data.count)
     if config.cache is not None and hasattr(data, "cache"):  # one process renders, the others wait and read
-        surfaces = getattr(data, "surfaces", "whole")
-        kind = data.split if surfaces == "whole" else surfaces
+        kind = getattr(data, "kind", data.split)
         place = config.cache / f"{config.data.replace(':', '-')}-{kind}-{data.size}-{len(data)}"
         with fabric.rank_zero_first(local=True):
             data = data.cache(place, fabric.device, quiet=fabric.local_rank > 0)
@@ -311,7 +313,7 @@ class Batches:
     """The images of one step after another, made ready by a thread while the device works on the step before.
 
     Up to `whole_from` they come from `rising`, scene by scene as strong in texture as the step asks for; from
-    `near_from` on a share of them from `near`."""
+    `near_from` on, once textures are whole, a share of them from `near`."""
 
     def __init__(
         self,
@@ -343,18 +345,18 @@ class Batches:
         image = self._images(step)
         if not self.config.flips:
             return image
-        mirrored = self._mine(self._dice(step, 1).random(self.config.batch)) < 0.5
+        mirrored = self._mine(self._dice(step, MIRROR).random(self.config.batch)) < 0.5
         return _where(mirrored, image.flip(-1), image)
 
     def _images(self, step: int) -> Tensor:
         if self.rising is not None and step < self.config.whole_from:
-            strength = self._dice(step, 7).uniform(*textures(self.config, step), self.config.batch)
+            strength = self._dice(step, STRENGTH).uniform(*textures(self.config, step), self.config.batch)
             chosen = (len(self.rising) * self._mine(strength)).astype(np.int64)
             return self.rising.render(chosen, self.fabric.device).image
         image = self.images.render(self.numbers(step), self.fabric.device).image
         if self.near is None or step < self.config.near_from:
             return image
-        dice = self._dice(step, 8)
+        dice = self._dice(step, WHICH_NEAR)
         chosen = self._mine(dice.integers(0, len(self.near), self.config.batch))
         other = self.near.render(chosen, self.fabric.device).image
         return _where(self._mine(dice.random(self.config.batch)) < self.config.near, other, image)
@@ -424,8 +426,7 @@ def _same_run(file: Path, values: dict[str, Any]) -> None:
     inner = {"context": 0, "placed": False, "background_anchor": None} | (
         before.get("model") or {}
     )  # what older runs do not name
-    newer = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
-    before = {name: newer[name] for name in NEWER} | before | {"model": inner}
+    before = NEWER | before | {"model": inner}
     wrong = [k for k in values if k not in NOT_THE_RUN and before.get(k) != values[k]]
     if "model" in wrong:
         wrong += [k for k, v in values["model"].items() if inner.get(k) != v]

@@ -15,16 +15,25 @@ from cutslots.report import PAPER
 Record = dict[str, Any]
 CALLED = {
     "paper": "cut, the paper's preset",
-    "best": "cut, ours (`best`)",
+    "free": "cut in our network",
     "ground": "the same, background anchored",
     "anchored": "the same, all cuts anchored",
     "attention": "Slot Attention in our network",
     "softmax": "softmax control in our network",
 }
-SHIPPED = {"plain": "best", "textured": "softmax"}  # whose weights are in the package, by what they have learned from
+OURS = {
+    "softmax-plain-0": "softmax control, 12 slots, seed 0",
+    "ground-textured-1": "cut (`best`), textures whole from step 5,000, seed 1",
+    "near-textured-1": "the same, gone on with, half of the scenes near",
+    "softmax-textured-0": "softmax control, textures whole from step 3,500, seed 0",
+    "softmax-textured-1": "softmax control, textures whole from step 7,000, seed 1",
+}
+# Whose weights are in the package, by what they have learned from.
+SHIPPED = {"plain": "ours/softmax-plain-0", "textured": "ours/near-textured-1"}
 FAMILIES = ("plain", "textured", "ood", "camo")
 IN_PER_CENT = ("ari_fg", "ari", "miou", "miou_fg", "miou_gt")
-KINDS = {"decoder": "", "joined": "joined_", "partition": "partition_"}  # masks, and what their scores begin with
+# Masks, and what their scores begin with. Older runs were not judged eagerly.
+KINDS = {"decoder": "", "joined": "joined_", "eager": "eager_", "partition": "partition_"}
 STUDIES = {
     "base": "base: cut, reach 0.71 px, temperature 0.5, gamma 0.5, mean, background by cuts, signed",
     "softmax": "no program: softmax of the same network",
@@ -61,7 +70,8 @@ def write_results(runs: Path, docs: Path, names: Iterable[str]) -> None:
     write_atomically(path, ("{\n" + ",\n".join(rows) + "\n}\n").encode())
     page = docs / "results.md"
     text = page.read_text()
-    parts = {"bars": bars, "headline": headline, "studies": studies, "plateau": plateau, "renders": renders}
+    makers = (bars, ours, headline, studies, plateau, renders)
+    parts = {make.__name__: make for make in makers}
     for name, make in parts.items():
         before, mark, rest = text.partition(f"<!-- {name} -->\n")
         if not mark:
@@ -121,7 +131,9 @@ def bars(records: dict[str, Record]) -> str:
     for family in FAMILIES:
         scores = records.get(shipped(family), {}).get("scores", {}).get(family, {})
         iou, fg, _ = PAPER[family][1]["the paper"]
-        for kind in ("decoder", "joined") if scores else ():
+        for kind in ("decoder", "joined", "eager"):
+            if KINDS[kind] + "miou" not in scores:
+                continue
             cells = [family, kind]
             for name, bar in (("ari_fg", fg), ("miou", iou)):
                 ours = 100 * scores[KINDS[kind] + name]
@@ -137,31 +149,51 @@ def learned(family: str) -> str:
 
 def shipped(family: str) -> str:
     """The run whose weights the package has for a family."""
-    return f"headline/{SHIPPED[learned(family)]}-{learned(family)}-0"
+    return SHIPPED[learned(family)]
+
+
+HEADS = "scenes | slots | masks | ARI-FG | ARI | mIoU | mIoU, objects | mIoU, true masks | MSE | steps | images/s"
+
+
+def ours(records: dict[str, Record]) -> str:
+    """Past the paper, and the controls of that."""
+    names = {f"ours/{name}": called for name, called in OURS.items()}
+    return _facts(records, "ours/") + _table(
+        HEADS, [row for family in FAMILIES for row in judged(records, family, names)]
+    )
+
+
+def judged(records: dict[str, Record], family: str, names: dict[str, str]) -> list[list[str]]:
+    """What these runs score on a family, each called something: a row for each kind of masks."""
+    rows = []
+    for name, called in names.items():
+        run = records.get(name, {})
+        scores = run.get("scores", {}).get(family, {})
+        facts = [f"{scores['mse']:.0f}", f"{run['steps']:,}", f"{run['images_per_second']:,}"] if scores else []
+        for i, cells in enumerate(_by_kind(scores)):
+            rows.append([*([family, called] if i == 0 else ["", ""]), *cells, *(facts if i == 0 else [""] * 3)])
+    return rows
+
+
+def _by_kind(scores: dict[str, Any]) -> list[list[str]]:
+    """For each kind of masks that was judged, its name and scores in per cent."""
+    there = {kind: prefix for kind, prefix in KINDS.items() if prefix + "miou" in scores}
+    return [[kind, *(f"{100 * scores[prefix + s]:.1f}" for s in IN_PER_CENT)] for kind, prefix in there.items()]
 
 
 def headline(records: dict[str, Record]) -> str:
-    heads = "scenes | slots | masks | ARI-FG | ARI | mIoU | mIoU, objects | mIoU, true masks | MSE | steps | images/s"
     rows: list[list[str]] = []
     for family in FAMILIES:
         dataset, published = PAPER[family]
-        for method, called in CALLED.items():
-            run = records.get(f"headline/{method}-{learned(family)}-0", {})
-            scores = run.get("scores", {}).get(family, {})
-            facts = [f"{scores['mse']:.0f}", f"{run['steps']:,}", f"{run['images_per_second']:,}"] if scores else []
-            for kind, prefix in KINDS.items() if scores else ():
-                values = [f"{100 * scores[prefix + name]:.1f}" for name in IN_PER_CENT]
-                first = kind == "decoder"
-                rows.append(
-                    [family if first else "", called if first else "", kind, *values, *(facts if first else [""] * 3)]
-                )
+        names = {f"headline/{method}-{learned(family)}-0": called for method, called in CALLED.items()}
+        rows += judged(records, family, names)
         if (nothing := records.get("blocks", {}).get(family)) and any(row[0] == family for row in rows):
             values = [f"{100 * nothing[name]:.1f}" for name in IN_PER_CENT]
             rows.append(["", f"{nothing['slots']} fixed blocks, which look at nothing", "", *values, "", "", ""])
         for model, (iou, fg, mse) in published.items() if any(row[0] == family for row in rows) else ():
             who = f"{model}, published, {dataset}"
             rows.append(["", who, "", f"{fg:.1f}", "", f"{iou:.1f}", "", "", f"{mse}", "", ""])
-    return _facts(records, "headline/") + _table(heads, rows)
+    return _facts(records, "headline/") + _table(HEADS, rows)
 
 
 def _facts(records: dict[str, Record], start: str) -> str:
@@ -229,14 +261,20 @@ def spread(values: list[Any], digits: int = 1) -> str:
 
 
 def plateau(records: dict[str, Record]) -> str:
+    names = {
+        f"{'plateau' if seed else 'headline'}/{method}-textured-{seed}": called
+        for method, called in CALLED.items()
+        for seed in range(9)
+    }
+    names |= {f"ours/{name}": called.rpartition(",")[0] for name, called in OURS.items() if "textures" in called}
     rows = []
-    for method in CALLED:
-        for seed in range(9):
-            run = records.get(f"{'plateau' if seed else 'headline'}/{method}-textured-{seed}")
-            if run:
-                at = {step: ari_fg for step, _, ari_fg, _ in run["curve"]}
-                marks = [f"{100 * at[step]:.1f}" if step in at else "" for step in range(500, 3001, 500)]
-                rows.append([CALLED[method], str(seed), str(run["batch"]), *marks, str(reached(run) or "never")])
+    for name, called in names.items():
+        if run := records.get(name):
+            at = {step: (ari_fg, miou) for step, _, ari_fg, miou in run["curve"]}
+            steps = range(500, 3001, 500)
+            marks = [f"{100 * at[step][0]:.1f} / {100 * at[step][1]:.0f}" if step in at else "" for step in steps]
+            past = reached(run)
+            rows.append([called, str(run["seed"]), str(run["batch"]), *marks, f"{past:,}" if past else "never"])
     heads = "slots | seed | batch | 500 | 1,000 | 1,500 | 2,000 | 2,500 | 3,000 | first past 50"
     return _table(heads, rows)
 
@@ -244,19 +282,17 @@ def plateau(records: dict[str, Record]) -> str:
 def renders(records: dict[str, Record]) -> str:
     rows = []
     called = {
-        "renders/best-0": "rendered scenes alone, mirrored at random",
-        "headline/best-textured-0": "built-in scenes alone",
+        "renders/alone-0": "rendered scenes alone",
+        "headline/free-textured-0": "built-in scenes alone",
+        "ours/ground-textured-1": "built-in scenes alone, textures rising",
+        "renders/started-1": "the same, then rendered scenes",
     }
     for name, source in called.items():
         for scores in records.get(name, {}).get("renders", {}).values():
-            for kind, prefix in KINDS.items():
-                values = [f"{100 * scores[prefix + score]:.1f}" for score in IN_PER_CENT]
-                facts = [f"{scores['mse']:.0f}", f"{records[name]['steps']:,}", str(scores["images"])]
-                first = kind == "decoder"
-                rows.append([source if first else "", kind, *values, *(facts if first else [""] * 3)])
-    heads = (
-        "`best`, learned from | masks | ARI-FG | ARI | mIoU | mIoU, objects | mIoU, true masks | MSE | steps | images"
-    )
+            facts = [f"{scores['mse']:.0f}", f"{records[name]['steps']:,}", str(scores["images"])]
+            for i, cells in enumerate(_by_kind(scores)):
+                rows.append([source if i == 0 else "", *cells, *(facts if i == 0 else [""] * 3)])
+    heads = "learned from | masks | ARI-FG | ARI | mIoU | mIoU, objects | mIoU, true masks | MSE | steps | images"
     return _table(heads, rows)
 
 
@@ -271,21 +307,25 @@ def _table(heads: str, rows: list[list[str]]) -> str:
 
 
 def draw_curves(records: dict[str, Record], file: Path) -> None:
-    """ARI-FG on validation images by how many images were seen, for the runs of the headline."""
+    """ARI-FG on validation images by how many images were seen, for the headline and for ours from the start."""
     import io
 
     import matplotlib.pyplot as plt
 
-    if not any(name.startswith("headline/") for name in records):
+    if not any(name.startswith(("headline/", "ours/")) for name in records):
         return
     figure, axes = plt.subplots(1, 2, figsize=(12, 3.4), sharey=True, layout="constrained")
     for axis, family in zip(axes, ("plain", "textured"), strict=True):
-        for i, (method, called) in enumerate(CALLED.items()):
-            run = records.get(f"headline/{method}-{family}-0")
-            if run:
+        names = {
+            f"headline/{method}-{family}-0": called.replace("the same", "cut") for method, called in CALLED.items()
+        }
+        names |= {f"ours/{name}": called.replace("`", "") for name, called in OURS.items() if "near" not in name}
+        for i, (name, label) in enumerate(names.items()):
+            run = records.get(name)
+            if run and family in name:
                 seen = [step * run["batch"] / 1000 for step, _, _, _ in run["curve"]]
-                label = called.replace("`", "").replace("the same", "cut, ours")
-                axis.plot(seen, [100 * ari_fg for _, _, ari_fg, _ in run["curve"]], color=f"C{i}", label=label)
+                scores = [100 * ari_fg for _, _, ari_fg, _ in run["curve"]]
+                axis.plot(seen, scores, color=f"C{i}", linestyle="--" if "ours" in name else "-", label=label)
         if nothing := records.get("blocks", {}).get(family):
             axis.axhline(100 * nothing["ari_fg"], color="grey", linestyle=":", label="fixed blocks (unseen scenes)")
         axis.set(title=family, xlabel="thousand images seen", ylim=(0, 100))

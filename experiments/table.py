@@ -2,7 +2,7 @@
 
     python -m experiments.table --runs runs/table --docs docs        # trains what is missing, judges, writes
     python -m experiments.table ... --together 8 --stop-after 9      # eight at a time on one GPU, for nine minutes
-    python -m experiments.table ... --only studies                   # or headline, plateau, renders
+    python -m experiments.table ... --only studies                   # or headline, ours, plateau, renders
     python -m experiments.table ... --quick                          # a few steps on a few tiny pictures, to try it all
 
 A run is a preset with a few numbers changed; its folder holds all that is told of it: run.json, metrics.jsonl,
@@ -29,10 +29,16 @@ import tyro
 from cutslots.disk import read_lines, write_atomically
 from cutslots.presets import PRESETS, TrainConfig
 
-Group = Literal["headline", "plateau", "studies", "renders"]
+Group = Literal["headline", "ours", "plateau", "studies", "renders"]
 SEEDS = (0, 1, 2)
 UNSEEN = {"plain": ("plain",), "textured": ("textured", "ood", "camo")}  # what a model of a family is judged on
-METHODS = ("paper", "best", "ground", "anchored", "attention", "softmax")
+METHODS = ("paper", "free", "ground", "anchored", "attention", "softmax")
+COURSES = {
+    "ground-textured-1": (2_000, 5_000),
+    "softmax-textured-0": (1_500, 3_500),
+    "softmax-textured-1": (2_500, 7_000),
+}
+FIRST = "ours/ground-textured-1"  # whose weights others begin with
 SAME: dict[str, Any] = {"images": 24_000, "eval_every": 500, "eval_images": 128}  # for all of the headline
 
 
@@ -51,10 +57,10 @@ class Options:
     """Where results.json and the tables in results.md are written."""
     renders: Path | None = None
     """A folder with train/ and val/ of rendered pictures, for rows on them; left out without it."""
-    only: tuple[Group, ...] = ("headline", "plateau", "studies", "renders")
+    only: tuple[Group, ...] = ("headline", "ours", "plateau", "studies", "renders")
     """Which runs."""
     minutes: float = 8.5
-    """Of training, for each run of the headline."""
+    """Of training, for each run of the headline, of ours and on renders."""
     together: int = 1
     """Runs at a time, sharing the device."""
     stop_after: float | None = None
@@ -70,8 +76,11 @@ class Options:
 
 
 def main(options: Options) -> None:
+    options.runs = options.runs.resolve()  # what begins with another run's weights names them by their path
     runs = {name: run for name, run in all_runs(options).items() if run.group in options.only}
     if options.one is not None:
+        if options.one not in all_runs(options):
+            sys.exit(f"--one is {options.one!r}; expected a run, as in {next(iter(runs), 'studies/base-0')}")
         do(options.runs / options.one, all_runs(options)[options.one], options)
         return
     finished = do_all(runs, options)
@@ -94,6 +103,9 @@ def all_runs(options: Options) -> dict[str, Run]:
         for method in METHODS:
             config = replace(headline(method, family), minutes=options.minutes, steps=10**6)
             runs[f"headline/{method}-{family}-0"] = Run("headline", config, UNSEEN[family])
+    for name, config in ours(options.runs / FIRST).items():
+        config = replace(config, minutes=options.minutes, steps=10**6)
+        runs[f"ours/{name}"] = Run("ours", config, UNSEEN[config.data])
     for method in ("ground", "attention"):
         for seed in SEEDS[1:]:  # the headline's run is the first
             config = replace(headline(method, "textured"), seed=seed, steps=3_000)
@@ -104,8 +116,12 @@ def all_runs(options: Options) -> dict[str, Run]:
             judged = tuple(f"{unseen}:3-6" for unseen in UNSEEN[family] if unseen != "ood")
             runs[f"studies/{name}-{seed}"] = Run("studies", replace(config, seed=seed), judged)
     if options.renders is not None:
-        config = replace(headline("best", "textured"), data=str(options.renders), flips=True, minutes=options.minutes)
-        runs["renders/best-0"] = Run("renders", replace(config, steps=10**6, eval_images=100), ())
+        config = replace(headline("free", "textured"), data=str(options.renders), flips=True, minutes=options.minutes)
+        config = replace(config, steps=10**6, eval_images=100)
+        runs["renders/alone-0"] = Run("renders", config, ())
+        config = replace(config, model=PRESETS["best"].model, start=str(options.runs / FIRST), seed=1, blur=0.0)
+        config = replace(config, lr=5e-4, warmup=100, decay_steps=2_500)
+        runs["renders/started-1"] = Run("renders", config, ())
     return {name: quickened(run) for name, run in runs.items()} if options.quick else runs
 
 
@@ -116,17 +132,34 @@ def quickened(run: Run) -> Run:
 
 
 def headline(method: str, family: str) -> TrainConfig:
-    """The paper's preset for a family; ours; ours with the background's cuts, or all, anchored; the baseline and the
-    control in our network."""
+    """The paper's preset for a family; cuts with free terminals in our network, with the background's or all anchored;
+    the baseline and the control in our network. Textures are whole from the start."""
     if method == "paper":
         return replace(PRESETS["clevr" if family == "plain" else "clevrtex"], **SAME)
-    best = replace(PRESETS["best"], data=family, **SAME)
+    free = replace(PRESETS["best"], data=family, flat_until=0, whole_from=0, **SAME)
+    free = replace(free, model=replace(free.model, background_anchor=None))
     changed: dict[str, dict[str, Any]] = {
-        "best": {},
+        "free": {},
         "ground": {"background_anchor": 1.0},
         "anchored": {"anchor": 1.0},
     }
-    return replace(best, model=replace(best.model, **changed.get(method, {"module": method})))
+    return replace(free, model=replace(free.model, **changed.get(method, {"module": method})))
+
+
+def ours(first: Path) -> dict[str, TrainConfig]:
+    """Past the paper: textures that rise, with the cut of preset `best` and its control; the first of them gone on with
+    among scenes whose objects are near the ground in colour; the control on plain scenes, with a slot to spare."""
+    best = replace(PRESETS["best"], **SAME | {"eval_every": 1_000})
+    found = {}
+    for name, (flat, whole) in COURSES.items():
+        module: Any = "softmax" if name.startswith("softmax") else "cut"
+        config = replace(best, model=replace(best.model, module=module), seed=int(name[-1]), images=48_000)
+        found[name] = replace(config, flat_until=flat, whole_from=whole)
+    near = replace(best, seed=1, flat_until=0, whole_from=0, near=0.5, start=str(first))
+    found["near-textured-1"] = replace(near, blur=0.0, lr=5e-4, warmup=100, decay_steps=4_500)
+    plain = replace(best.model, module="softmax", slots=12)
+    found["softmax-plain-0"] = replace(best, data="plain", model=plain, flat_until=0, whole_from=0)
+    return found
 
 
 def studies() -> dict[str, TrainConfig]:
@@ -176,7 +209,8 @@ def do(folder: Path, run: Run, options: Options) -> None:
         note_machine(folder / "machine.json")
     fabric = make_fabric("auto", 1, 1, "32-true")
     judged = run.judged
-    if options.renders is not None and (run.group == "renders" or folder.name == "best-textured-0"):
+    on_renders = run.group == "renders" or folder in (options.runs / "headline/free-textured-0", options.runs / FIRST)
+    if options.renders is not None and on_renders:
         evaluate(str(folder), (str(options.renders),), folder / "renders", "val", None, fabric)
     if judged:
         evaluate(str(folder), judged, folder / "evaluation", "test", options.images, fabric)
@@ -212,7 +246,7 @@ def note_blocks(file: Path, options: Options) -> None:
     if file.is_file() and json.loads(file.read_text()).get("asked") == asked:
         return
     found: dict[str, Any] = {"asked": asked}
-    for name in ("headline/best-plain-0", "headline/best-textured-0", "studies/plain-base-0", "studies/base-0"):
+    for name in ("headline/free-plain-0", "headline/free-textured-0", "studies/plain-base-0", "studies/base-0"):
         run = all_runs(options)[name]
         for family in run.judged:
             size, scores = run.config.model.size, metrics.Scores()
@@ -243,10 +277,21 @@ def do_all(runs: dict[str, Run], options: Options) -> bool:
         same = [other for other in going if runs[other].config.model == config.model and config.compile != "off"]
         return bool(same) and not any((options.runs / other / "metrics.jsonl").is_file() for other in same)
 
+    def waits(name: str) -> bool:
+        """Whether it begins with the weights of a run that is not done; if that is not to come either, it is let go."""
+        first = runs[name].config.start
+        if first is None or done(Path(first)):
+            return False
+        if not any(first == str(options.runs / other) for other in (*missing, *going)):
+            missing.remove(name)
+            failed.add(name)
+            print(f"{name}: begins with {first}, which is not done", flush=True)
+        return True
+
     options.runs.mkdir(parents=True, exist_ok=True)
     while (missing or going) and time.monotonic() < end:
         for name in list(missing):
-            if len(going) < options.together and not compiles(name):
+            if len(going) < options.together and not waits(name) and not compiles(name):
                 missing.remove(name)
                 going[name] = begin(name, options)
         time.sleep(0.2)

@@ -317,6 +317,26 @@ def test_textures_that_rise_are_the_same_on_going_on(tmp_path):
         train(small(tmp_path / "parts", steps=13, data="textured:1-2"))
 
 
+def test_a_run_that_ends_before_textures_are_whole_says_so(tmp_path, capsys):
+    told = "textures are whole from step 20 on (--whole-from); this run ends before\n"
+    for steps, data, expected in ((2, "textured:1-2", True), (2, "plain:1-2", False), (21, "textured:1-2", False)):
+        train(small(tmp_path / f"{steps}-{data[0]}", steps=steps, data=data, whole_from=20, eval_every=99))
+        assert (told in capsys.readouterr().out) == expected, (steps, data)
+
+
+def test_only_what_is_left_of_a_run_is_made(tmp_path):
+    """Rising scenes are for its beginning, near ones for after that."""
+    course = {"data": "textured:1-2", "whole_from": 3, "near": 0.5, "near_from": 6, "cache": tmp_path / "cache"}
+    kinds = []
+    for steps in (2, 5, 7):
+        train(small(tmp_path / "run", steps=steps, **course))
+        kinds.append({path.name.split("-")[3] for path in (tmp_path / "cache").iterdir() if path.is_dir()})
+        shutil.rmtree(tmp_path / "cache")
+    assert [found - {"train", "val"} for found in kinds] == [{"rising"}, {"rising"}, {"near"}]
+    train(small(tmp_path / "whole", steps=1, **(course | {"whole_from": 0, "flat_until": 9})))
+    assert not list((tmp_path / "cache").glob("*rising*")), "0 is for whole ones always"
+
+
 def test_what_has_no_textures_is_learned_from_as_it_is(tmp_path):
     """A preset that lets them rise is for any pictures."""
     asked = {"flat_until": 2, "whole_from": 4}
@@ -331,6 +351,10 @@ def test_what_has_no_textures_is_learned_from_as_it_is(tmp_path):
         ({"near": 1.5, "data": "textured"}, "near is 1.5; expected a share from 0 to 1"),
         ({"near": float("nan")}, "near is nan; expected zero or more"),
         ({"near": 0.5}, "near is 0.5 and data 'plain:2-5'; expected built-in scenes that have textures"),
+        (
+            {"near": 0.5, "data": "camo:1-2"},
+            "near is 0.5 and data 'camo:1-2', whose objects are as near as can be; expected 0",
+        ),
     ],
 )
 def test_textures_that_cannot_be(tmp_path, wrong, sentence):

@@ -86,6 +86,11 @@ class Scenes(Dataset[Sample]):
         """1, or the number of frames of a moving scene."""
         return FAMILIES[self.family].frames
 
+    @property
+    def kind(self) -> str:
+        """The split, or what is special about its surfaces."""
+        return self.split if self.surfaces == "whole" else self.surfaces
+
     def request(self) -> dict[str, Any]:
         """What was asked for: written beside files, so that a later run knows whether they are the same scenes."""
         asked = {**vars(self), "version": cutslots.__version__}
@@ -210,9 +215,7 @@ class Scenes(Dataset[Sample]):
         batch = max(1, batch // self.frames)
         together = batch if self.frames == 1 else TOGETHER  # physics takes hardly longer for many films than for one
         with progress(quiet) as bar:
-            task = bar.add_task(
-                f"{self.family} {self.split} {self.size}x{self.size}", total=self.count, completed=start
-            )
+            task = bar.add_task(f"{self.family} {self.kind} {self.size}x{self.size}", total=self.count, completed=start)
             for first in range(start, self.count, together):
                 world = self.world(np.arange(first, min(first + together, self.count)))
                 for i in range(0, len(world), batch):
@@ -290,10 +293,11 @@ def _read_state(folder: Path, stamp: dict[str, Any]) -> int:
         state = dict(json.loads(path.read_text()))
     except (ValueError, TypeError):
         raise ValueError(f"{path} is not readable as JSON; delete the folder to make the cache again") from None
-    other = [name for name in stamp if state.get(name) != stamp[name]]
+    names = [*stamp, *(name for name in state if name not in stamp and name != "done")]
+    other = [name for name in names if state.get(name) != stamp.get(name)]
     if other:
         seen = ", ".join(f"{name} {state.get(name)}" for name in other)
-        wanted = ", ".join(f"{name} {stamp[name]}" for name in other)
+        wanted = ", ".join(f"{name} {stamp.get(name)}" for name in other)
         raise ValueError(f"{folder} holds other scenes ({seen}; wanted {wanted}): choose another folder or delete it")
     return int(state.get("done", 0))
 

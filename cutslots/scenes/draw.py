@@ -48,23 +48,20 @@ class Family:
     shapes: tuple[str, ...]
     materials: tuple[str, ...]
     sizes: tuple[float, ...]
+    textured: bool = True
     one_material: bool = False
     frames: int = 1
-
-    @property
-    def textured(self) -> bool:
-        return not {"rubber", "metal"} & set(self.materials)
 
 
 TRAINING_SHAPES = ("sphere", "cube", "cylinder", "cone")
 UNSEEN_SHAPES = ("pyramid", "prism", "dome", "capsule", "wedge")
 
 FAMILIES = {
-    "plain": Family(("sphere", "cube", "cylinder"), ("rubber", "metal"), (0.7, 0.4)),
+    "plain": Family(("sphere", "cube", "cylinder"), ("rubber", "metal"), (0.7, 0.4), textured=False),
     "textured": Family(TRAINING_SHAPES, materials.TRAINING, (0.85, 0.6, 0.4)),
     "ood": Family(UNSEEN_SHAPES, materials.UNSEEN, (0.85, 0.6, 0.4)),
     "camo": Family(TRAINING_SHAPES, materials.TRAINING, (0.85, 0.6, 0.4), one_material=True),
-    "moving": Family(("sphere", "cube", "cylinder"), ("rubber", "metal"), (0.7, 0.4), frames=FRAMES),
+    "moving": Family(("sphere", "cube", "cylinder"), ("rubber", "metal"), (0.7, 0.4), textured=False, frames=FRAMES),
 }
 
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from cutslots.model import load
+from cutslots.presets import PRESETS
 from cutslots.train import check
 from experiments import table
-from experiments.results import CALLED, STUDIES
+from experiments.results import CALLED, OURS, SHIPPED, STUDIES
 from experiments.table import Options, Run, all_runs, do_all, done
 from tests.small_runs import lines, weights
 
@@ -48,8 +49,8 @@ def test_every_run_is_named_for_what_it_is():
         assert folder == run.group and rest.endswith(f"-{run.config.seed}") and ":" not in rest
     assert len({(run.group, repr(run.config)) for run in runs.values()}) == len(runs), "none is done twice"
     groups = {group: sum(run.group == group for run in runs.values()) for group in table.Group.__args__}
-    assert groups == {"headline": 2 * len(CALLED), "plateau": 4, "studies": 3 * len(STUDIES), "renders": 1}
-    assert "renders/best-0" not in all_runs(Options(Path("runs")))
+    assert groups == {"headline": 2 * len(CALLED), "ours": 5, "plateau": 4, "studies": 3 * len(STUDIES), "renders": 2}
+    assert "renders/alone-0" not in all_runs(Options(Path("runs")))
 
 
 def test_the_headline_is_learned_for_the_same_time():
@@ -66,10 +67,10 @@ def test_the_headline_is_learned_for_the_same_time():
 def test_the_baseline_and_the_control_differ_from_ours_in_the_slots_alone():
     runs = group("headline")
     for family in ("plain", "textured"):
-        best, attention, softmax = (runs[f"headline/{m}-{family}-0"].config for m in ("best", "attention", "softmax"))
+        free, attention, softmax = (runs[f"headline/{m}-{family}-0"].config for m in ("free", "attention", "softmax"))
         for other in (attention, softmax):
-            assert differences(best, other) == {"model"} and differences(best.model, other.model) == {"module"}
-        assert (best.model.module, softmax.model.module, attention.model.module) == ("cut", "softmax", "attention")
+            assert differences(free, other) == {"model"} and differences(free.model, other.model) == {"module"}
+        assert (free.model.module, softmax.model.module, attention.model.module) == ("cut", "softmax", "attention")
     papers = [runs[f"headline/paper-{family}-0"].config.preset for family in ("plain", "textured")]
     assert papers == ["clevr", "clevrtex"]
 
@@ -101,11 +102,32 @@ def test_every_study_has_three_seeds_and_one_change():
     assert judged["studies/base-2"] == ("textured:3-6", "camo:3-6") and judged["studies/plain-base-0"] == ("plain:3-6",)
 
 
-def test_rendered_pictures_are_learned_from_by_ours():
-    (run,) = group("renders", renders=Path("pictures"), minutes=2.0).values()
-    best = group("headline")["headline/best-textured-0"].config
-    assert differences(run.config, best) == {"data", "flips", "minutes", "eval_images"}
-    assert (run.config.data, run.config.flips, run.config.minutes) == ("pictures", True, 2.0)
+def test_ours_are_the_preset_and_its_control():
+    """They differ in their slots, and in when textures are whole; others go on with the first of them."""
+    runs = group("ours", minutes=3.5)
+    assert {f"ours/{name}" for name in OURS} == set(runs) and {SHIPPED[name] for name in SHIPPED} <= set(runs)
+    first = runs["ours/ground-textured-1"].config
+    assert first.model == PRESETS["best"].model
+    changed = {"images", "eval_every", "eval_images", "steps", "seed", "minutes"}
+    assert differences(first, PRESETS["best"]) == changed
+    for name in ("ours/softmax-textured-0", "ours/softmax-textured-1"):
+        control = runs[name].config
+        assert differences(control, first) - {"seed"} == {"model", "flat_until", "whole_from"}, name
+        assert control.model == dataclasses.replace(first.model, module="softmax"), name
+    near = runs["ours/near-textured-1"].config
+    assert near.model == first.model and near.start == "runs/ours/ground-textured-1" and near.near == 0.5
+    assert {run.config.minutes for run in runs.values()} == {3.5}
+    assert {run.config.data: run.judged for run in runs.values()} == table.UNSEEN
+
+
+def test_rendered_pictures_are_learned_from_alone_and_after_built_in_scenes():
+    alone, started = group("renders", renders=Path("pictures"), minutes=2.0).values()
+    free = group("headline")["headline/free-textured-0"].config
+    assert differences(alone.config, free) == {"data", "flips", "minutes", "eval_images"}
+    for run in (alone, started):
+        assert (run.config.data, run.config.flips, run.config.minutes) == ("pictures", True, 2.0)
+    assert started.config.start == "runs/ours/ground-textured-1"
+    assert started.config.model == group("ours")["ours/ground-textured-1"].config.model
 
 
 def test_every_run_can_begin(tmp_path):
@@ -166,10 +188,31 @@ def test_what_is_compiled_is_waited_for(options, monkeypatch):
     """Runs of one network, one after another until the first has got through its compiling."""
     code = "folder.mkdir(parents=True); n = time.time(); time.sleep(1); (folder / 'metrics.jsonl').touch(); "
     stands_in(monkeypatch, code + "time.sleep(1); (folder / 'when').write_text(str(n)); (folder / 'done').touch()")
-    runs = {f"a/{i}": Run("plateau", table.headline("best", "plain"), ()) for i in range(3)}
+    runs = {f"a/{i}": Run("plateau", table.headline("free", "plain"), ()) for i in range(3)}
     assert do_all(runs, dataclasses.replace(options, together=3))
     first, *others = sorted(float((options.runs / name / "when").read_text()) for name in runs)
     assert all(other > first + 1 for other in others)
+
+
+def test_a_run_waits_for_the_weights_that_it_begins_with(options, monkeypatch):
+    begun = stands_in(monkeypatch, "time.sleep(0.3)\n" + FINISHES)
+    runs = some("a/1", "a/2", "a/3")
+    config = dataclasses.replace(runs["a/1"].config, start=str(options.runs / "a" / "3"))
+    runs["a/1"] = dataclasses.replace(runs["a/1"], config=config)
+    assert do_all(runs, dataclasses.replace(options, together=3)) and begun == ["a/2", "a/3", "a/1"]
+    elsewhere = {"b/1": runs["a/1"]}
+    assert do_all(elsewhere, options) and begun[3:] == ["b/1"], "they are there"
+
+
+def test_a_run_does_not_begin_with_weights_that_are_not_done(options, monkeypatch, capsys):
+    """Because their run failed, or was not asked for: else it would learn on from unfinished ones."""
+    begun = stands_in(monkeypatch, f"if name == 'a/3': raise SystemExit(3)\n{FINISHES}")
+    runs = some("a/1", "a/2", "a/3")
+    config = dataclasses.replace(runs["a/1"].config, start=str(options.runs / "a" / "3"))
+    runs["a/1"] = dataclasses.replace(runs["a/1"], config=config)
+    for asked in (runs, {"a/1": runs["a/1"]}):
+        assert not do_all(asked, options) and "a/1" not in begun
+        assert f"a/1: begins with {options.runs}/a/3, which is not done\n" in capsys.readouterr().out
 
 
 def test_a_run_that_fails_does_not_stop_the_others(options, monkeypatch, capsys):

@@ -190,5 +190,8 @@ def test_other_surfaces_are_other_scenes(tmp_path):
     whole.cache(tmp_path / "a")
     with pytest.raises(ValueError, match=r"holds other scenes \(surfaces None; wanted surfaces rising\)"):
         rising.cache(tmp_path / "a")
+    rising.cache(tmp_path / "b")
+    with pytest.raises(ValueError, match=r"holds other scenes \(surfaces rising; wanted surfaces None\)"):
+        whole.cache(tmp_path / "b")
     with pytest.raises(ValueError, match=r"\Asurfaces is 'flat'; expected one of whole, rising, near\Z"):
         Scenes("textured", surfaces="flat")
