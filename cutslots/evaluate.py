@@ -23,7 +23,7 @@ from cutslots.data import Frames, Images, Sample, open_data, open_films
 from cutslots.disk import progress, write_atomically
 from cutslots.model import Discovery, Found, PairDiscovery, VolumeDiscovery, as_floats, load, weights_file
 from cutslots.reading import eager, read, read_film
-from cutslots.report import FilmPictures, Pictures, paper_rows, table_text, write_evaluation
+from cutslots.report import KINDS, FilmPictures, Pictures, paper_rows, table_text, write_evaluation
 from cutslots.track import Join, follow
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ def _columns(sample: Sample, found: Found, truth: bool) -> dict[str, Tensor]:
     if truth:
         columns["objects"] = torch.tensor([int((mask.unique() > 0).sum()) for mask in sample.mask])
     for kind, label in labels(found, sample.image).items() if truth else ():
-        prefix = "" if kind == "decoder" else f"{kind}_"
-        columns |= {prefix + name: value for name, value in metrics.score(sample.mask, label).items()}
+        columns |= {KINDS[kind] + name: value for name, value in metrics.score(sample.mask, label).items()}
     columns["mse"] = metrics.squared_error(as_floats(sample.image), found.reconstruction)
     return columns
 
@@ -102,8 +101,7 @@ def film_labels(found: list[Found], image: Tensor) -> dict[str, Tensor]:
 def _film_columns(sample: Sample, found: list[Found]) -> dict[str, Tensor]:
     columns = {"objects": torch.tensor([int((mask.unique() > 0).sum()) for mask in sample.mask])}
     for kind, label in film_labels(found, sample.image).items():
-        prefix = "" if kind == "decoder" else f"{kind}_"
-        columns |= {prefix + name: value for name, value in metrics.score_films(sample.mask, label).items()}
+        columns |= {KINDS[kind] + name: value for name, value in metrics.score_films(sample.mask, label).items()}
     errors = [metrics.squared_error(as_floats(sample.image[:, t]), each.reconstruction) for t, each in enumerate(found)]
     return columns | {"mse": torch.stack(errors).mean(0)}
 

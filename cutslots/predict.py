@@ -111,7 +111,8 @@ def read_as(masks: Masks, found: Found, image: Tensor) -> Tensor:
         raise ValueError(f"masks is {masks!r}; expected one of {', '.join(get_args(Masks))}")
     if masks == "decoder":
         return found.masks
-    return eager(read(found, image)) if masks == "eager" else read(found, image)
+    soft = read(found, image)
+    return eager(soft) if masks == "eager" else soft
 
 
 def seen_by(model: Discovery, picture: Image.Image) -> Tensor:

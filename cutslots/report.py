@@ -172,11 +172,14 @@ def paper_rows(results: dict[str, Any]) -> list[tuple[str, str, dict[str, float]
     return rows
 
 
+# The masks that are judged, and what the names of their scores begin with.
+KINDS = {"decoder": "", "joined": "joined_", "eager": "eager_", "partition": "partition_"}
+
+
 def our_rows(results: dict[str, Any]) -> list[tuple[str, str, dict[str, float]]]:
     rows = []
     for name, means in results.items():
-        for kind in ("decoder", "joined", "eager", "partition"):
-            prefix = "" if kind == "decoder" else f"{kind}_"
+        for kind, prefix in KINDS.items():
             scores = {s: (1 if s in NOT_PER_CENT else 100) * means[prefix + s] for s in SCORES if prefix + s in means}
             if not scores:
                 continue

@@ -277,21 +277,23 @@ def has_textures(config: TrainConfig) -> bool:
 def other_surfaces(config: TrainConfig, fabric: Fabric, count: int, step: int) -> list[Images | None]:
     """Scenes whose textures rise, and such whose objects are near the ground in colour, if what is left of the run has
     any after this step."""
-    left = range(step, config.steps)
-    wanted: list[tuple[bool, Surfaces, int]] = [
-        (bool(left) and step < config.whole_from, "rising", RISING),
-        (bool(left) and config.near > 0 and max(config.near_from, config.whole_from) < config.steps, "near", NEAR),
-    ]
-    if wanted[0][0] and has_textures(config) and config.steps <= config.whole_from and fabric.global_rank == 0:
+    if not has_textures(config) or step >= config.steps:
+        return [None, None]
+    if config.whole_from >= config.steps and fabric.global_rank == 0:
         print(f"textures are whole from step {config.whole_from:,} on (--whole-from); this run ends before")
-    found: list[Images | None] = [None, None]
-    for i, (asked, surfaces, most) in enumerate(wanted):
-        if asked and has_textures(config):
-            like = open_images(config, "train", min(count, most))
-            bounds = (like.objects[0], like.objects[1])
-            scenes = Scenes(like.family, "train", like.size, 1 + i, len(like), bounds, surfaces)  # not those of seed 0
-            found[i] = _held(scenes, config, fabric, f"{config.data}, {surfaces}")
-    return found
+    rising = step < config.whole_from
+    near = config.near > 0 and max(config.near_from, config.whole_from) < config.steps
+    return [
+        _with_surfaces("rising", min(count, RISING), 1, config, fabric) if rising else None,
+        _with_surfaces("near", min(count, NEAR), 2, config, fabric) if near else None,
+    ]
+
+
+def _with_surfaces(surfaces: Surfaces, count: int, seed: int, config: TrainConfig, fabric: Fabric) -> Images:
+    """As many of the run's scenes with other surfaces. They are others than its own, which have seed 0."""
+    like = open_images(config, "train", count)
+    scenes = Scenes(like.family, "train", like.size, seed, len(like), (like.objects[0], like.objects[1]), surfaces)
+    return _held(scenes, config, fabric, f"{config.data}, {surfaces}")
 
 
 def validation_data(config: TrainConfig, fabric: Fabric) -> Images:

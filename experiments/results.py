@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cutslots.disk import read_lines, write_atomically
-from cutslots.report import PAPER
+from cutslots.report import KINDS, PAPER
 
 Record = dict[str, Any]
 CALLED = {
@@ -22,18 +22,16 @@ CALLED = {
     "softmax": "softmax control in our network",
 }
 OURS = {
-    "softmax-plain-0": "softmax control, 12 slots, seed 0",
-    "ground-textured-1": "cut (`best`), textures whole from step 5,000, seed 1",
+    "softmax-plain-0": "softmax control, 12 slots",
+    "ground-textured-1": "cut (`best`), textures whole from step 5,000",
     "near-textured-1": "the same, gone on with, half of the scenes near",
-    "softmax-textured-0": "softmax control, textures whole from step 3,500, seed 0",
-    "softmax-textured-1": "softmax control, textures whole from step 7,000, seed 1",
+    "softmax-textured-0": "softmax control, textures whole from step 3,500",
+    "softmax-textured-1": "softmax control, textures whole from step 7,000",
 }
 # Whose weights are in the package, by what they have learned from.
 SHIPPED = {"plain": "ours/softmax-plain-0", "textured": "ours/near-textured-1"}
 FAMILIES = ("plain", "textured", "ood", "camo")
 IN_PER_CENT = ("ari_fg", "ari", "miou", "miou_fg", "miou_gt")
-# Masks, and what their scores begin with. Older runs were not judged eagerly.
-KINDS = {"decoder": "", "joined": "joined_", "eager": "eager_", "partition": "partition_"}
 STUDIES = {
     "base": "base: cut, reach 0.71 px, temperature 0.5, gamma 0.5, mean, background by cuts, signed",
     "softmax": "no program: softmax of the same network",
@@ -158,9 +156,8 @@ HEADS = "scenes | slots | masks | ARI-FG | ARI | mIoU | mIoU, objects | mIoU, tr
 def ours(records: dict[str, Record]) -> str:
     """Past the paper, and the controls of that."""
     names = {f"ours/{name}": called for name, called in OURS.items()}
-    return _facts(records, "ours/") + _table(
-        HEADS, [row for family in FAMILIES for row in judged(records, family, names)]
-    )
+    rows = [row for family in FAMILIES for row in judged(records, family, names)]
+    return _facts(records, "ours/") + _table(HEADS, rows)
 
 
 def judged(records: dict[str, Record], family: str, names: dict[str, str]) -> list[list[str]]:
@@ -176,7 +173,7 @@ def judged(records: dict[str, Record], family: str, names: dict[str, str]) -> li
 
 
 def _by_kind(scores: dict[str, Any]) -> list[list[str]]:
-    """For each kind of masks that was judged, its name and scores in per cent."""
+    """For each kind of masks that was judged, its name and scores in per cent. Older runs were not read eagerly."""
     there = {kind: prefix for kind, prefix in KINDS.items() if prefix + "miou" in scores}
     return [[kind, *(f"{100 * scores[prefix + s]:.1f}" for s in IN_PER_CENT)] for kind, prefix in there.items()]
 
@@ -266,7 +263,7 @@ def plateau(records: dict[str, Record]) -> str:
         for method, called in CALLED.items()
         for seed in range(9)
     }
-    names |= {f"ours/{name}": called.rpartition(",")[0] for name, called in OURS.items() if "textures" in called}
+    names |= {f"ours/{name}": called for name, called in OURS.items() if "textures" in called}
     rows = []
     for name, called in names.items():
         if run := records.get(name):

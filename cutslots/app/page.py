@@ -13,7 +13,7 @@ import importlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from cutslots.app import objects
 from cutslots.app.cutting import NUMBERS, board, cuts_html, example, picture_to_cut, read_board
@@ -21,6 +21,7 @@ from cutslots.app.objects import Seen
 from cutslots.app.style import BOARD, PICK, SAVE, SCRIBBLE, STYLE
 from cutslots.disk import one_line
 from cutslots.model import Discovery
+from cutslots.predict import Masks
 
 OLDEST = (6, 31)  # of Gradio, as in pyproject.toml; older ones ask other hosts for scripts or lack what we use
 FIRST_LOOK = 1.0  # seconds for which a film is followed unless more of it is asked for
@@ -117,7 +118,7 @@ def _objects(gr: Any, page: Any, names: Sequence[str], own_paths: bool, model: C
             frames = gr.Slider(1, step=1, label="Frames to follow", visible=False, elem_id="frames")
             info = "Joined: the picture is evidence, and slots that draw the same are one. "
             info += "Eager: the ground gives way besides, to miss fewer things. Decoder: as drawn."
-            masks = gr.Radio(["joined", "eager", "decoder"], value="joined", label="Masks", info=info)
+            masks = gr.Radio(list(get_args(Masks)), value="joined", label="Masks", info=info)
         with gr.Column(scale=5, min_width=320):
             shown = gr.HTML(js_on_load=PICK, css_template=STYLE, apply_default_css=False, elem_id="found")
             frame = gr.Slider(1, step=1, label="Frame shown", visible=False, elem_id="frame")

@@ -105,7 +105,7 @@ def test_ours_by_hand():
     assert text.startswith("2 runs, seeds 0, 1, 8.5 to 8.5 minutes each")
     found = rows(text)
     assert [row[0] for row in found] == ["plain", "", "", "", "textured", "", "", "", "camo", "", "", ""]
-    assert found[0][1:6] == ["softmax control, 12 slots, seed 0", "decoder", "95.0", "41.0", "30.0"]
+    assert found[0][1:6] == ["softmax control, 12 slots", "decoder", "95.0", "41.0", "30.0"]
     assert found[4][1:4] == ["the same, gone on with, half of the scenes near", "decoder", "85.0"]
     assert rows(ours({})) == []
 
