@@ -10,7 +10,7 @@ and times are medians over the rounds. The sum of the parts need not be the step
 borders, a thread makes the next batch while the device works, and where the device waits for Python the parts wait too.
 
 FLOPs are those of convolutions and matrix products as the model is defined, counted on the CPU; the same function by
-another route (PhasedTail on CUDA) counts the same. The peak is the best of a large matrix product in the same
+another route (`cutslots.tail` on CUDA) counts the same. The peak is the best of a large matrix product in the same
 precision (8192 x 8192 on CUDA, 2048 x 2048 on a CPU), which takes its turns with the step.
 """
 
@@ -156,7 +156,7 @@ def updating(config: TrainConfig, fabric: Fabric) -> Call:
 
 
 def tails(config: TrainConfig, fabric: Fabric, model: Discovery, seconds: float) -> dict[str, float]:
-    """The last layers of a BroadcastDecoder as layers and as PhasedTail, forward and backward, in turns: their
+    """The last layers of a BroadcastDecoder as layers and as a Tail, forward and backward, in turns: their
     milliseconds, the ratio, and how far their results differ. A preset without such a decoder is lent one."""
     numbers, decoder = config.model, model.decoder
     if not isinstance(decoder, BroadcastDecoder):
@@ -168,14 +168,14 @@ def tails(config: TrainConfig, fabric: Fabric, model: Discovery, seconds: float)
     x = torch.randn(config.batch * numbers.slots, maps, side, side, device=fabric.device, dtype=working_type(config))
     x = x.contiguous(memory_format=torch.channels_last)
     plain, one = both_ways(fabric, compiled(lambda x: layers(x), config), [layers], x)
-    phased, other = both_ways(fabric, compiled(lambda x: tail(x, layers), config), [layers], x)
-    times = clock({"plain": plain, "phased": phased}, [seconds / 2] * 2, fabric)
-    ratios = [a / b for a, b in zip(times["plain"], times["phased"], strict=True)]
+    ours, other = both_ways(fabric, compiled(lambda x: tail(x, layers), config), [layers], x)
+    times = clock({"plain": plain, "ours": ours}, [seconds / 2] * 2, fabric)
+    ratios = [a / b for a, b in zip(times["plain"], times["ours"], strict=True)]
     differ = (one.float() - other.float()).abs().max() / one.float().abs().max()
     return {
         "plain_ms": 1e3 * statistics.median(times["plain"]),
-        "phased_ms": 1e3 * statistics.median(times["phased"]),
-        "plain_over_phased": statistics.median(ratios),
+        "tail_ms": 1e3 * statistics.median(times["ours"]),
+        "plain_over_tail": statistics.median(ratios),
         "least_ratio": min(ratios),
         "largest_ratio": max(ratios),
         "difference": float(differ),
@@ -284,7 +284,7 @@ def tell(console: Console, name: str, result: dict[str, Any]) -> None:
     console.print(f"\n{name}, batch {result['batch']}: {rate} images a second ({least} to {largest})")
     console.print(table("part", "ms", "of the sum", rows=rows))
     if "tails" in result:
-        told = "plain layers {plain_ms:.3f} ms, PhasedTail {phased_ms:.3f} ms, {plain_over_phased:.2f} times as fast "
+        told = "plain layers {plain_ms:.3f} ms, Tail {tail_ms:.3f} ms, {plain_over_tail:.2f} times as fast "
         told += "({least_ratio:.2f} to {largest_ratio:.2f}), results {difference:.0e} apart"
         console.print("tail of the decoder: " + told.format(**result["tails"]))
 

@@ -388,7 +388,7 @@ def _fused_kernels(cut: GridCut) -> str:
         return ""
     if torch.version.hip or torch.cuda.get_device_capability(cut.device) < (8, 0):
         return ""
-    return "whole" if max(cut.shape) <= fused.SIDE else "parts"
+    return "whole" if max(cut.shape) <= fused.SIDE and not cut._fast else "parts"
 
 
 def _positive(name: str, value: float) -> float:

@@ -1,4 +1,4 @@
-"""Triton kernels of `GridCut` on CUDA: what `cut.py` does in many passes over memory, in one.
+"""Triton kernels for CUDA: what `cut.py` and `tail.py` do in many passes over memory, in one.
 
 `vertices` and its adjoint hold one cut of up to 64 x 64 pixels in registers: they read the six weights of every pixel,
 take the divergence and go through the four cosine products on the tensor cores, so that device memory sees each weight
@@ -16,6 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 SIDE = 64  # the largest side held whole; at 128 the products through cuBLAS are faster
+ROWS, COLUMNS = 32, 128  # of a picture, that a program of `narrow_backward` goes through, and takes at a time, at most
+
+# --------------------------------------------------------------------------------------------------------------- cuts
 
 
 @triton.jit
@@ -206,3 +209,92 @@ def _tiled(kernel: Any, given: Tensor, out: Tensor, *flags: bool) -> Tensor:
         tiles = triton.cdiv(H, 8) * triton.cdiv(W, 128)
         kernel[(cuts, tiles)](given.contiguous(), out, H, W, *flags, 8, 128)
     return out
+
+
+# ------------------------------------------------------------------------------- the last convolution of a decoder
+
+
+@triton.jit
+def _narrow_kernel(x, taps, bias, out, half, W, C: tl.constexpr, COLUMNS: tl.constexpr):
+    """Two rows of a picture, from the four around them."""
+    start = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[:, None]
+    h = tl.program_id(0) % half + tl.zeros_like(column)
+    map_, made = tl.arange(0, C), tl.arange(0, 16)
+    weights = taps + map_[:, None] * 16 + made[None, :]
+    x += start * W * 2 * C + map_[None, :]
+    sums = tl.zeros((COLUMNS, 16), tl.float32)
+    for j in tl.static_range(3):
+        beside = column + j - 1
+        for row in tl.static_range(4):  # the pair above's second, this pair's two, the pair below's first
+            pair, phase = (row + 1) // 2 - 1, (row + 1) % 2
+            inside = (beside >= 0) & (beside < W) & (h + pair >= 0) & (h + pair < half)
+            there = tl.load(x + (pair * W + beside) * 2 * C + phase * C, inside, 0.0)
+            sums += tl.dot(there, tl.load(weights + (j * 4 + row) * C * 16))
+    to_phase, map_after = made // 4, made % 4
+    sums += tl.load(bias + map_after).to(tl.float32)[None, :]
+    out += start // half * 8 * half * W
+    to = (map_after[None, :] * 2 * half + 2 * h + to_phase[None, :]) * W + column
+    tl.store(out + to, sums.to(out.dtype.element_ty), (to_phase < 2)[None, :] & (column < W))
+
+
+@triton.jit
+def _narrow_backward_kernel(
+    g, x, taps, of_x, of_taps, of_bias, slope, H, W, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Some rows of a picture; what becomes of weights and biases is summed up outside."""
+    program = tl.program_id(0)
+    tap, map_ = tl.arange(0, 64), tl.arange(0, C)
+    map_after, i, j = tap % 4, tap // 12, tap // 4 % 3
+    kernel = tl.load(taps + tap[:, None] * C + map_[None, :])
+    sums, of_map = tl.zeros((64, C), tl.float32), tl.zeros((C,), tl.float32)
+    n, first = (program * ROWS // H).to(tl.int64), program * ROWS % H
+    g += n * H * W * 4
+    x += n * H * W * C
+    of_x += n * H * W * C
+    for y in range(first, first + ROWS):
+        for start in range(0, W, COLUMNS):
+            column = start + tl.arange(0, COLUMNS)[:, None]
+            row_after, column_after = y + 1 - i[None, :], column + 1 - j[None, :]
+            inside = (row_after >= 0) & (row_after < H) & (column_after >= 0) & (column_after < W)
+            after = g + (map_after[None, :] * H + row_after) * W + column_after
+            after = tl.load(after, inside & (tap < 36)[None, :], 0.0)
+            at = (y // 2 * W + column) * 2 * C + y % 2 * C + map_[None, :]
+            here = tl.load(x + at)
+            before = tl.dot(after, kernel)
+            before = tl.where(here > 0, before, slope * before)
+            tl.store(of_x + at, before.to(of_x.dtype.element_ty))
+            of_map += tl.sum(before, 0)
+            sums += tl.dot(tl.trans(after), here)
+    tl.store(of_taps + (program * 64 + tap[:, None]) * C + map_[None, :], sums)
+    tl.store(of_bias + program * C + map_, of_map)
+
+
+def narrow(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`cutslots.tail.narrow`."""
+    N, maps, half, W = x.shape
+    C, columns = maps // 2, min(W, COLUMNS)
+    taps = weight.permute(3, 2, 1, 0)  # column, row, map before, map after
+    both = x.new_zeros(3, 4, C, 4, 4)  # column, row of four, map before, row phase (two are empty), map after
+    both[:, :3, :, 0] = taps
+    both[:, 1:, :, 1] = taps
+    out = x.new_empty(N, 4, 2 * half, W)
+    _narrow_kernel[(N * half, W // columns)](x, both, bias, out, half, W, C, columns)
+    return out
+
+
+def narrow_backward(g: Tensor, x: Tensor, weight: Tensor, slope: float) -> tuple[Tensor, Tensor, Tensor]:
+    """`cutslots.tail.narrow_backward`."""
+    N, maps, half, W = x.shape
+    C, H = maps // 2, 2 * half
+    rows = min(H, ROWS)
+    programs = N * H // rows
+    taps = x.new_zeros(64, C)
+    taps[:36] = weight.permute(2, 3, 0, 1).reshape(36, C)  # row, column, map after; map before
+    of_x, of_bias = torch.empty_like(x), x.new_empty(programs, C, dtype=torch.float32)
+    of_taps = x.new_empty(programs, 64, C, dtype=torch.float32)
+    _narrow_backward_kernel[(programs,)](
+        g.contiguous(), x, taps, of_x, of_taps, of_bias, slope, H, W, C, rows, min(W, COLUMNS), num_stages=1
+    )
+    of_weight = of_taps.sum(0)[:36].view(3, 3, 4, C).permute(2, 3, 0, 1).to(x.dtype)
+    return of_x, of_weight.contiguous(memory_format=torch.channels_last), of_bias.sum(0).to(x.dtype)

@@ -5,7 +5,6 @@ Shapes: B batch, K slots, D slot length, C channels, H W grid, S side of the pic
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,6 +12,8 @@ from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
+
+from cutslots.tail import Tail, is_served
 
 START = 8  # side of the grid that a slot is broadcast to
 
@@ -153,67 +154,15 @@ class BroadcastDecoder(nn.Module):
         layers += [nn.Conv2d(widths[-1], 4, 3, padding=1)]
         self.layers = nn.Sequential(*layers)
         self.bounded = style == "leaky"
-        self.tail = PhasedTail(extra)
+        self.tail = Tail(extra)
 
     def forward(self, slots: Tensor) -> Tensor:
         x = _broadcast(slots, self.position, self.placed)
-        if x.is_cuda:
-            body = len(self.layers) - self.tail.length
-            x = self.tail(self.layers[:body](x), self.layers[body:])
-        else:
-            x = self.layers(x)
+        body = len(self.layers) - self.tail.length
+        x, last = self.layers[:body](x), cast(nn.Sequential, self.layers[body:])
+        x = self.tail(x, last) if is_served(x, last) else last(x)
         x = x.unflatten(0, slots.shape[:2])
         return torch.cat([x[:, :, :3].tanh(), x[:, :, 3:]], 2) if self.bounded else x
-
-
-class PhasedTail(nn.Module):
-    """The last layers of a `BroadcastDecoder`, from the last doubling on, computed at half the resolution: the same
-    function, in the shapes that tensor cores like.
-
-    Even and odd rows and columns (phases) become maps. A transposed convolution is then a 3x3 one from C maps to 4 C, a
-    5x5 one a 3x3 one from 4 C to 4 C, and the last one a 3x3 one from 4 C to 16. Their kernels are the decoder's,
-    rearranged and filled up with zeros. Maps are ordered by row phase, column phase, map.
-    """
-
-    up: Tensor
-    wide: Tensor
-    last: Tensor
-
-    def __init__(self, extra: int) -> None:
-        super().__init__()
-        self.length = 2 * (1 + extra) + 1  # layers, activations among them
-        self.register_buffer("up", _taps(5, transposed=True), persistent=False)
-        self.register_buffer("wide", _taps(5), persistent=False)
-        self.register_buffer("last", _taps(3), persistent=False)
-
-    def forward(self, x: Tensor, layers: nn.Sequential) -> Tensor:
-        first, *middle, last = (cast(nn.Conv2d, layer) for layer in layers[::2])  # type: ignore[attr-defined]
-        act = layers[1]
-        x = act(_phased(x, first.weight.transpose(0, 1), first.bias, self.up))
-        for layer in middle:
-            x = act(_phased(x, layer.weight, layer.bias, self.wide))
-        x = _phased(x, last.weight, last.bias, self.last)
-        x = x.unflatten(1, (2, 2, -1)).permute(0, 3, 4, 1, 5, 2)  # (B, maps, H, row phase, W, column phase)
-        return x.flatten(4, 5).flatten(2, 3)
-
-
-def _taps(kernel: int, transposed: bool = False) -> Tensor:
-    """Which tap of a kernel leads from phase b, d pairs of pixels further on, to phase a: (a, b, d, taps) of 0 and 1.
-
-    Transposed ones have one phase to come from."""
-    taps = torch.zeros(2, 1 if transposed else 2, 3, kernel)
-    for a, b, d in itertools.product(range(2), range(taps.shape[1]), (-1, 0, 1)):
-        tap = kernel // 2 + (a - 2 * d if transposed else 2 * d + b - a)
-        if 0 <= tap < kernel:
-            taps[a, b, d + 1, tap] = 1
-    return taps
-
-
-def _phased(x: Tensor, weight: Tensor, bias: Tensor | None, taps: Tensor) -> Tensor:
-    """The convolution of maps that are parted into phases by a kernel (after, before, height, width)."""
-    parted = torch.einsum("oikl,abdk,cefl->acobeidf", weight, taps, taps).flatten(3, 5).flatten(0, 2)
-    parted = parted.contiguous(memory_format=torch.channels_last)
-    return nn.functional.conv2d(x, parted, None if bias is None else bias.repeat(len(taps) ** 2), padding=1)
 
 
 class SubpixelDecoder(nn.Module):

@@ -169,24 +169,6 @@ def test_bad_position_codes():
         PositionCode(4, (5, 6))(torch.randn(1, 4, 6, 5))
 
 
-@pytest.mark.parametrize("style", ["relu", "leaky"])
-@pytest.mark.parametrize("extra", [0, 1, 2])
-@pytest.mark.parametrize("size", [16, 32])
-def test_the_phased_tail_is_the_same_function(size, extra, style):
-    torch.manual_seed(0)
-    net = BroadcastDecoder(6, size, maps=(5, 4), extra=extra, style=style).double()
-    x = torch.randn(3, 6, 8, 8, dtype=torch.double, requires_grad=True)
-    body = len(net.layers) - net.tail.length
-    outputs = net.layers(x), net.tail(net.layers[:body](x), net.layers[body:])
-    torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-12)
-    weights = torch.randn_like(outputs[0])
-    wanted, got = (
-        torch.autograd.grad((out * weights).sum(), [x, *net.layers.parameters()], retain_graph=True) for out in outputs
-    )
-    for one, other in zip(wanted, got, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
-
-
 def test_the_tail_has_no_weights_of_its_own():
     assert not [name for name in BroadcastDecoder(8, 32).state_dict() if name.startswith("tail")]
 

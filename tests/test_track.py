@@ -199,7 +199,7 @@ def test_a_film_is_its_frames_one_by_one(kind, join, device):
     model, frames = tiny_model(kind).to(device), film(2).to(device)
     tracker = Tracker(model, join)
     for one, other in zip(follow(model, frames, join), [tracker(frame) for frame in frames.unbind(1)], strict=True):
-        assert_same(one, other)
+        assert_same(one, other, exactly=device == "cpu")  # cuDNN may sum in another order each time
         assert not any(x.requires_grad for x in one)
         torch.testing.assert_close(one.reconstruction, (one.masks[:, :, None] * one.pictures).sum(1))
 
