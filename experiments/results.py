@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,6 +29,7 @@ OURS = {
     "softmax-textured-0": "softmax control, textures whole from step 3,500",
     "softmax-textured-1": "softmax control, textures whole from step 7,000",
 }
+RISING = {"ground": "cut (`best`)", "softmax": "softmax control", "attention": "Slot Attention"}
 # Whose weights are in the package, by what they have learned from.
 SHIPPED = {"plain": "ours/softmax-plain-0", "textured": "ours/near-textured-1"}
 FAMILIES = ("plain", "textured", "ood", "camo")
@@ -68,7 +70,7 @@ def write_results(runs: Path, docs: Path, names: Iterable[str]) -> None:
     write_atomically(path, ("{\n" + ",\n".join(rows) + "\n}\n").encode())
     page = docs / "results.md"
     text = page.read_text()
-    makers = (bars, ours, headline, studies, plateau, renders)
+    makers = (bars, ours, rising, headline, studies, plateau, renders)
     parts = {make.__name__: make for make in makers}
     for name, make in parts.items():
         before, mark, rest = text.partition(f"<!-- {name} -->\n")
@@ -104,6 +106,11 @@ def record(folder: Path) -> Record:
         "images_per_second": round(speed),
         "machine": json.loads((folder / "machine.json").read_text()),
         "curve": curve,
+        "joined": [
+            [line["step"], line["val"]["joined_ari_fg"], line["val"]["joined_miou"]]
+            for line in lines
+            if "joined_ari_fg" in line.get("val", {})
+        ],
         "scores": _scores(folder / "evaluation" / "results.json"),
         "renders": {Path(name).name: told for name, told in _scores(folder / "renders" / "results.json").items()},
     }
@@ -160,6 +167,25 @@ def ours(records: dict[str, Record]) -> str:
     return _facts(records, "ours/") + _table(HEADS, rows)
 
 
+def rising(records: dict[str, Record]) -> str:
+    """Ours, its control and the baseline on one course, by seeds; what is clear is told against the control."""
+    rows = []
+    for family, kind in itertools.product(FAMILIES[1:], ("decoder", "joined", "eager")):
+        found: dict[str, list[list[float]]] = {}
+        for method in RISING:
+            runs = [records[name] for seed in range(9) if (name := f"rising/{method}-textured-{seed}") in records]
+            scores = [run["scores"][family] for run in runs if family in run["scores"]]
+            found[method] = [[100 * each[KINDS[kind] + score] for each in scores] for score in ("ari_fg", "miou")]
+        for method, values in found.items():
+            if values[0]:
+                told = [
+                    verdict(*pair) if method != "softmax" else "" for pair in zip(values, found["softmax"], strict=True)
+                ]
+                rows.append([family, kind, RISING[method], str(len(values[0])), *map(spread, values), *told])
+    heads = "scenes | masks | slots | seeds | ARI-FG | mIoU | ARI-FG, gain | mIoU, gain"
+    return _facts(records, "rising/") + _table(heads, rows)
+
+
 def judged(records: dict[str, Record], family: str, names: dict[str, str]) -> list[list[str]]:
     """What these runs score on a family, each called something: a row for each kind of masks."""
     rows = []
@@ -211,9 +237,12 @@ def reached(run: Record, bar: float = 0.5) -> int | None:
     return next((step for step, _, ari_fg, _ in run["curve"] if ari_fg >= bar), None)
 
 
-def studies(records: dict[str, Record]) -> str:
-    from scipy.stats import ttest_ind
+def reached_joined(run: Record, bar: float = 0.5) -> int | None:
+    """The same by joined masks; older runs were not read so while they learned."""
+    return next((step for step, ari_fg, _ in run.get("joined", ()) if ari_fg >= bar), None)
 
+
+def studies(records: dict[str, Record]) -> str:
     rows = []
     for name, called in STUDIES.items():
         runs = [records[key] for seed in range(9) if (key := f"studies/{name}-{seed}") in records]
@@ -230,13 +259,8 @@ def studies(records: dict[str, Record]) -> str:
         known = [step for step in steps if step is not None]
         cells.append(spread(known, 0) + ("" if len(known) == len(steps) else f" ({len(steps) - len(known)} never)"))
         for score in ("ari_fg", "miou"):
-            verdict = ""
-            if name != base and len(runs) > 1 and len(bases) > 1:
-                ours, theirs = ([100 * run["scores"][family][score] for run in some] for some in (runs, bases))
-                gain = float(np.mean(ours) - np.mean(theirs))
-                clear = ttest_ind(ours, theirs, equal_var=False).pvalue < 0.05
-                verdict = f"{gain:+.1f}" + (f", {'better' if gain > 0 else 'worse'}" if clear else "")
-            cells.append(verdict)
+            mine, theirs = ([100 * run["scores"][family][score] for run in some] for some in (runs, bases))
+            cells.append(verdict(mine, theirs) if name != base else "")
         rows.append(cells)
     for scenes in ("textured", "plain"):
         nothing = records.get("blocks", {}).get(f"{scenes}:3-6")
@@ -247,6 +271,17 @@ def studies(records: dict[str, Record]) -> str:
             )
     heads = "what is changed | seeds | ARI-FG | mIoU | ARI-FG, camo | steps to ARI-FG 50"
     return _facts(records, "studies/") + _table(f"{heads} | ARI-FG, gain | mIoU, gain", rows)
+
+
+def verdict(mine: list[float], theirs: list[float]) -> str:
+    """The gain of the means, and whether it is clear: Welch's test at 5 %. Nothing for single seeds."""
+    from scipy.stats import ttest_ind
+
+    if min(len(mine), len(theirs)) < 2:
+        return ""
+    gain = float(np.mean(mine) - np.mean(theirs))
+    clear = ttest_ind(mine, theirs, equal_var=False).pvalue < 0.05
+    return f"{gain:+.1f}" + (f", {'better' if gain > 0 else 'worse'}" if clear else "")
 
 
 def spread(values: list[Any], digits: int = 1) -> str:
@@ -264,15 +299,18 @@ def plateau(records: dict[str, Record]) -> str:
         for seed in range(9)
     }
     names |= {f"ours/{name}": called for name, called in OURS.items() if "textures" in called}
+    for method, called in RISING.items():
+        names |= {f"rising/{method}-textured-{seed}": f"{called}, textures rising" for seed in range(9)}
     rows = []
     for name, called in names.items():
         if run := records.get(name):
             at = {step: (ari_fg, miou) for step, _, ari_fg, miou in run["curve"]}
             steps = range(500, 3001, 500)
             marks = [f"{100 * at[step][0]:.1f} / {100 * at[step][1]:.0f}" if step in at else "" for step in steps]
-            past = reached(run)
-            rows.append([called, str(run["seed"]), str(run["batch"]), *marks, f"{past:,}" if past else "never"])
-    heads = "slots | seed | batch | 500 | 1,000 | 1,500 | 2,000 | 2,500 | 3,000 | first past 50"
+            past = [f"{step:,}" if step else "never" for step in (reached(run), reached_joined(run))]
+            past = past if run.get("joined") else [past[0], ""]
+            rows.append([called, str(run["seed"]), str(run["batch"]), *marks, *past])
+    heads = "slots | seed | batch | 500 | 1,000 | 1,500 | 2,000 | 2,500 | 3,000 | first past 50 | joined"
     return _table(heads, rows)
 
 

@@ -2,7 +2,7 @@
 
     python -m experiments.table --runs runs/table --docs docs        # trains what is missing, judges, writes
     python -m experiments.table ... --together 8 --stop-after 9      # eight at a time on one GPU, for nine minutes
-    python -m experiments.table ... --only studies                   # or headline, ours, plateau, renders
+    python -m experiments.table ... --only studies                   # or headline, ours, rising, plateau, renders
     python -m experiments.table ... --quick                          # a few steps on a few tiny pictures, to try it all
 
 A run is a preset with a few numbers changed; its folder holds all that is told of it: run.json, metrics.jsonl,
@@ -29,7 +29,7 @@ import tyro
 from cutslots.disk import read_lines, write_atomically
 from cutslots.presets import PRESETS, TrainConfig
 
-Group = Literal["headline", "ours", "plateau", "studies", "renders"]
+Group = Literal["headline", "ours", "rising", "plateau", "studies", "renders"]
 SEEDS = (0, 1, 2)
 UNSEEN = {"plain": ("plain",), "textured": ("textured", "ood", "camo")}  # what a model of a family is judged on
 METHODS = ("paper", "free", "ground", "anchored", "attention", "softmax")
@@ -39,6 +39,7 @@ COURSES = {
     "softmax-textured-1": (2_500, 7_000),
 }
 FIRST = "ours/ground-textured-1"  # whose weights others begin with
+RISING = ("ground", "softmax", "attention")  # compared on one course, that of preset `best`
 SAME: dict[str, Any] = {"images": 24_000, "eval_every": 500, "eval_images": 128}  # for all of the headline
 
 
@@ -57,7 +58,7 @@ class Options:
     """Where results.json and the tables in results.md are written."""
     renders: Path | None = None
     """A folder with train/ and val/ of rendered pictures, for rows on them; left out without it."""
-    only: tuple[Group, ...] = ("headline", "ours", "plateau", "studies", "renders")
+    only: tuple[Group, ...] = ("headline", "ours", "rising", "plateau", "studies", "renders")
     """Which runs."""
     minutes: float = 8.5
     """Of training, for each run of the headline, of ours and on renders."""
@@ -106,6 +107,9 @@ def all_runs(options: Options) -> dict[str, Run]:
     for name, config in ours(options.runs / FIRST).items():
         config = replace(config, minutes=options.minutes, steps=10**6)
         runs[f"ours/{name}"] = Run("ours", config, UNSEEN[config.data])
+    for method in RISING:
+        for seed in SEEDS:
+            runs[f"rising/{method}-textured-{seed}"] = Run("rising", rising(method, seed), UNSEEN["textured"])
     for method in ("ground", "attention"):
         for seed in SEEDS[1:]:  # the headline's run is the first
             config = replace(headline(method, "textured"), seed=seed, steps=3_000)
@@ -160,6 +164,13 @@ def ours(first: Path) -> dict[str, TrainConfig]:
     plain = replace(best.model, module="softmax", slots=12)
     found["softmax-plain-0"] = replace(best, data="plain", model=plain, flat_until=0, whole_from=0)
     return found
+
+
+def rising(method: str, seed: int) -> TrainConfig:
+    """A method of the headline with textures that rise as in preset `best`, for as many steps whatever it costs."""
+    course = PRESETS["best"]
+    config = replace(headline(method, "textured"), flat_until=course.flat_until, whole_from=course.whole_from)
+    return replace(config, seed=seed, steps=10_000)
 
 
 def studies() -> dict[str, TrainConfig]:

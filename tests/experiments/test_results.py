@@ -9,6 +9,8 @@ from cutslots.model import build, save
 from cutslots.presets import PRESETS
 from experiments import results
 from experiments.results import (
+    OURS,
+    RISING,
     bars,
     headline,
     ours,
@@ -16,13 +18,14 @@ from experiments.results import (
     reached,
     record,
     renders,
+    rising,
     shipped,
     spread,
     studies,
     write_results,
 )
 
-NAMES = ("bars", "ours", "headline", "studies", "plateau", "renders")
+NAMES = ("bars", "ours", "rising", "headline", "studies", "plateau", "renders")
 PAGE = "# Results\n\n" + "".join(f"Before {n}.\n\n<!-- {n} -->\nold\n<!-- end -->\n\n" for n in NAMES) + "The end.\n"
 
 PLAIN, TEXTURED = shipped("plain"), shipped("textured")
@@ -204,20 +207,45 @@ def test_the_plateau_by_hand():
         "headline/paper-textured-0": ran(curve=[(3000, 1.0, 0.123, 0.2)], batch=64),
         "plateau/free-textured-0": ran(curve=curve, steps=1),  # the first seed is the headline's
     }
-    records["ours/ground-textured-1"] = ran(curve=curve[1::2], seed=1)
+    joined = [[step, ari_fg + 0.15, miou] for step, _, ari_fg, miou in curve]
+    records["ours/ground-textured-1"] = ran(curve=curve[1::2], seed=1, joined=joined[1::2])
+    records["ours/softmax-textured-0"] = ran(curve=curve[:1], joined=joined[:1])
     steps = ["10.0 / 20", "20.0 / 20", "30.0 / 20", "40.0 / 20", "50.0 / 20", "60.0 / 20"]
     assert rows(plateau(records)) == [
-        ["cut, the paper's preset", "0", "64", "", "", "", "", "", "12.3 / 20", "never"],
-        ["cut in our network", "0", "32", *steps, "2,500"],
-        ["cut in our network", "2", "32", *steps[:2], "", "", "", "", "never"],
+        ["cut, the paper's preset", "0", "64", "", "", "", "", "", "12.3 / 20", "never", ""],
+        ["cut in our network", "0", "32", *steps, "2,500", ""],
+        ["cut in our network", "2", "32", *steps[:2], "", "", "", "", "never", ""],
         [
             "cut (`best`), textures whole from step 5,000",
             "1",
             "32",
             *["", steps[1], "", steps[3], "", steps[5]],
             "3,000",
+            "2,000",
         ],
+        [OURS["softmax-textured-0"], "0", "32", steps[0], "", "", "", "", "", "never", "never"],
     ]
+
+
+def test_one_course_by_hand():
+    records = {
+        f"rising/{method}-textured-{seed}": ran({"camo": scored(start + step * seed, start)}, seed=seed)
+        for method, start, step in (("ground", 0.7, 0.01), ("softmax", 0.5, 0.01), ("attention", 0.5, 0.1))
+        for seed in range(3)
+    }
+    found = rows(rising(records))
+    assert [row[:4] for row in found[:3]] == [
+        ["camo", "decoder", slots, "3"] for slots in ("cut (`best`)", "softmax control", "Slot Attention")
+    ]
+    assert found[0][4:] == ["71.0 ± 1.0", "70.0 ± 0.0", "+20.0, better", "+20.0, better"]
+    assert found[1][4:] == ["51.0 ± 1.0", "50.0 ± 0.0", "", ""]
+    assert found[2][4:6] == ["60.0 ± 10.0", "50.0 ± 0.0"] and found[2][6] == "+9.0", "not clear"
+    assert [row[1] for row in found[::3]] == ["decoder", "joined", "eager"] and found[3][4] == "73.0 ± 1.0"
+    assert [row[0] for row in rows(plateau(records))] == [
+        f"{slots}, textures rising" for slots in RISING.values() for _ in range(3)
+    ]
+    del records["rising/softmax-textured-0"], records["rising/softmax-textured-1"]
+    assert rows(rising(records))[0][6:] == ["", ""], "one seed says nothing"
 
 
 def test_rendered_scenes_by_hand():
@@ -249,7 +277,7 @@ def runs(tmp_path):
             {"step": 40, "loss": 0.1, "images_per_second": 300.0, "seconds": 20.4},
             {"step": 40, "val": {"ari_fg": 0.3, "miou": 0.2, "mse": 5.0}},
             {"step": 60, "loss": 0.1, "images_per_second": 200.0, "seconds": 30.6},
-            {"step": 60, "val": {"ari_fg": 0.6, "miou": 0.4, "mse": 4.0}},
+            {"step": 60, "val": {"ari_fg": 0.6, "miou": 0.4, "joined_ari_fg": 0.7, "joined_miou": 0.5, "mse": 4.0}},
             {"step": 60, "val": {"mse": 4.0}},  # films and pictures without truth have no scores
         ]
         (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, told)) + '\n{"step": 8')
@@ -277,6 +305,7 @@ def test_what_a_run_folder_says(runs):
         "images_per_second": 200,
         "machine": ran()["machine"],
         "curve": [[40, 20.4, 0.3, 0.2], [60, 30.6, 0.6, 0.4]],
+        "joined": [[60, 0.7, 0.5]],
         "scores": {"textured": scored(0.96, 0.5)},
         "renders": {},
     }

@@ -13,7 +13,7 @@ from cutslots.presets import PRESETS
 from cutslots.train import check
 from experiments import table
 from experiments.results import CALLED, OURS, SHIPPED, STUDIES
-from experiments.table import Options, Run, all_runs, do_all, done
+from experiments.table import RISING, Options, Run, all_runs, do_all, done
 from tests.small_runs import lines, weights
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,15 @@ def test_every_run_is_named_for_what_it_is():
         assert folder == run.group and rest.endswith(f"-{run.config.seed}") and ":" not in rest
     assert len({(run.group, repr(run.config)) for run in runs.values()}) == len(runs), "none is done twice"
     groups = {group: sum(run.group == group for run in runs.values()) for group in table.Group.__args__}
-    assert groups == {"headline": 2 * len(CALLED), "ours": 5, "plateau": 4, "studies": 3 * len(STUDIES), "renders": 2}
+    counts = {
+        "headline": 2 * len(CALLED),
+        "ours": 5,
+        "rising": 9,
+        "plateau": 4,
+        "studies": 3 * len(STUDIES),
+        "renders": 2,
+    }
+    assert groups == counts
     assert "renders/alone-0" not in all_runs(Options(Path("runs")))
 
 
@@ -82,6 +90,16 @@ def test_the_plateau_is_the_headline_with_other_seeds():
         method = name.partition("/")[2].partition("-")[0]
         changed = differences(run.config, first[f"headline/{method}-textured-0"].config)
         assert changed == {"seed", "steps", "minutes"} and run.config.steps == 3_000 and run.judged == (), name
+
+
+def test_one_course_is_the_presets_and_differs_in_seeds_and_slots_alone():
+    runs = group("rising")
+    assert set(runs) == {f"rising/{method}-textured-{seed}" for method in RISING for seed in range(3)}
+    first, best = runs["rising/ground-textured-0"].config, PRESETS["best"]
+    assert first.model == best.model and differences(first, best) <= {"steps", "images", "eval_images", "eval_every"}
+    for name, run in runs.items():
+        assert differences(run.config, first) <= {"seed", "model"} and run.judged == ("textured", "ood", "camo"), name
+        assert differences(run.config.model, first.model) <= {"module", "background_anchor"}, name
 
 
 def test_every_study_has_three_seeds_and_one_change():
