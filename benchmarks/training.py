@@ -155,20 +155,16 @@ def updating(config: TrainConfig, fabric: Fabric) -> Call:
     return lambda: update(config, fabric, model, optimizer)
 
 
-def tails(config: TrainConfig, fabric: Fabric, model: Discovery, seconds: float) -> dict[str, float]:
-    """The last layers of a BroadcastDecoder as layers and as a Tail, forward and backward, in turns: their
-    milliseconds, the ratio, and how far their results differ. A preset without such a decoder is lent one."""
-    numbers, decoder = config.model, model.decoder
-    if not isinstance(decoder, BroadcastDecoder):
-        decoder = BroadcastDecoder(numbers.slot_dim, numbers.size, numbers.decoder_maps)
-        decoder.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    tail = decoder.tail
+def tails(config: TrainConfig, fabric: Fabric, decoder: BroadcastDecoder, seconds: float) -> dict[str, float]:
+    """The last layers of a BroadcastDecoder as layers and as its tail computes them, forward and backward, in turns:
+    their milliseconds, the ratio, and how far their results differ."""
+    numbers, tail = config.model, decoder.tail
     layers: Any = decoder.layers[-tail.length :]
     side, maps = numbers.size // 2, layers[0].in_channels
     x = torch.randn(config.batch * numbers.slots, maps, side, side, device=fabric.device, dtype=working_type(config))
     x = x.contiguous(memory_format=torch.channels_last)
     plain, one = both_ways(fabric, compiled(lambda x: layers(x), config), [layers], x)
-    ours, other = both_ways(fabric, compiled(lambda x: tail(x, layers), config), [layers], x)
+    ours, other = both_ways(fabric, compiled(lambda x: tail.fast(x, layers), config), [layers], x)
     times = clock({"plain": plain, "ours": ours}, [seconds / 2] * 2, fabric)
     ratios = [a / b for a, b in zip(times["plain"], times["ours"], strict=True)]
     differ = (one.float() - other.float()).abs().max() / one.float().abs().max()
@@ -231,7 +227,7 @@ def working_type(config: TrainConfig) -> torch.dtype:
     return torch.bfloat16 if config.precision == "bf16-mixed" else torch.float32
 
 
-def measured(config: TrainConfig, fabric: Fabric, seconds: float, with_tails: bool) -> dict[str, Any]:
+def measured(config: TrainConfig, fabric: Fabric, seconds: float) -> dict[str, Any]:
     """All about one preset."""
     data = open_data(config.data, "train", config.model.size, BATCHES * config.batch, masks=False)
     images = hold(data, fabric.device, quiet=True)
@@ -257,9 +253,9 @@ def measured(config: TrainConfig, fabric: Fabric, seconds: float, with_tails: bo
         "peak_tflops": peak / 1e12,
         "of_peak": work * rate / peak,
     }
-    broadcast = isinstance(made.raw.decoder, BroadcastDecoder)
-    if with_tails or (broadcast and fabric.device.type == "cuda"):
-        result["tails"] = tails(config, fabric, made.raw, seconds)
+    decoder = made.raw.decoder
+    if isinstance(decoder, BroadcastDecoder) and decoder.tail.able and working_type(config) != torch.float32:
+        result["tails"] = tails(config, fabric, decoder, seconds)
     return result
 
 
@@ -321,7 +317,6 @@ def main() -> None:
     parser.add_argument("--compile", default="auto", choices=("auto", "on", "off"), help="auto: on for CUDA")
     parser.add_argument("--seconds", type=float, default=10.0, help="for the step, as many for its parts together")
     parser.add_argument("--batch", type=int, help="default: the preset's")
-    parser.add_argument("--tails", action="store_true", help="compare the decoder's tails on a CPU too, for any preset")
     parser.add_argument("--json", type=Path, help="write all of it here")
     args = parser.parse_args()
     fabric, console = make_fabric(args.device), Console(width=140, highlight=False)
@@ -336,7 +331,7 @@ def main() -> None:
     for name, config in configs.items():
         torch.compiler.reset()  # else shapes that differ from the last preset's are compiled as unknown
         config = dataclasses.replace(config, batch=args.batch or config.batch)
-        results[name] = measured(config, fabric, args.seconds, args.tails)
+        results[name] = measured(config, fabric, args.seconds)
         tell(console, name, results[name])
         if args.json:
             args.json.write_text(json.dumps({**facts, "presets": results}, indent=1))

@@ -384,9 +384,7 @@ def _product(matrix: Tensor, x: Tensor, axis: int) -> Tensor:
 
 def _fused_kernels(cut: GridCut) -> str:
     """Which of the Triton kernels serve this cut: "whole", "parts" (divergence and differences) or none, ""."""
-    if fused is None or cut.device.type != "cuda" or cut.dtype != torch.float32 or len(cut.shape) != 2:
-        return ""
-    if torch.version.hip or torch.cuda.get_device_capability(cut.device) < (8, 0):
+    if fused is None or not fused.able(cut.device) or cut.dtype != torch.float32 or len(cut.shape) != 2:
         return ""
     return "whole" if max(cut.shape) <= fused.SIDE and not cut._fast else "parts"
 

@@ -8,6 +8,7 @@ once and each answer once. Products run as three TF32 products (tf32x3), which k
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 SIDE = 64  # the largest side held whole; at 128 the products through cuBLAS are faster
-ROWS, COLUMNS = 32, 128  # of a picture, that a program of `narrow_backward` goes through, and takes at a time, at most
+ROWS, COLUMNS = 32, 128  # of a picture, that a program goes through (backward), and takes at a time, at most
 
 # --------------------------------------------------------------------------------------------------------------- cuts
 
@@ -169,7 +170,8 @@ def scale_modes(V: Tensor, spectrum: Tensor, phases_x: Tensor, phases_y: Tensor)
     grid = (V.numel() // (H * (W // 2 + 1)), triton.cdiv(H, 8) * triton.cdiv(W // 2 + 1, 64))
     if grid[0]:
         phases = (torch.view_as_real(phases_x), torch.view_as_real(phases_y))
-        _scale_modes_kernel[grid](given, out, spectrum, *phases, H, W, 8, 64)
+        with _where(V):
+            _scale_modes_kernel[grid](given, out, spectrum, *phases, H, W, 8, 64)
     return torch.view_as_complex(out)
 
 
@@ -198,7 +200,8 @@ def _whole(kernel: Any, given: Tensor, out: Tensor, cosines_x: Tensor, cosines_y
     cuts = min(given.numel(), out.numel()) // (H * W)
     if cuts:
         tile = [max(16, triton.next_power_of_2(n)) for n in (H, W)]
-        kernel[(cuts,)](given.contiguous(), out, cosines_x, cosines_y, spectrum, H, W, *tile)
+        with _where(given):
+            kernel[(cuts,)](given.contiguous(), out, cosines_x, cosines_y, spectrum, H, W, *tile)
     return out
 
 
@@ -207,8 +210,19 @@ def _tiled(kernel: Any, given: Tensor, out: Tensor, *flags: bool) -> Tensor:
     cuts = min(given.numel(), out.numel()) // (H * W)
     if cuts:
         tiles = triton.cdiv(H, 8) * triton.cdiv(W, 128)
-        kernel[(cuts, tiles)](given.contiguous(), out, H, W, *flags, 8, 128)
+        with _where(given):
+            kernel[(cuts, tiles)](given.contiguous(), out, H, W, *flags, 8, 128)
     return out
+
+
+def able(device: torch.device) -> bool:
+    """Whether the kernels are for such a device."""
+    return device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _where(x: Tensor) -> AbstractContextManager[object]:
+    """Kernels start on the current device, which need not be that of x; compiled code sees to it by itself."""
+    return nullcontext() if torch.compiler.is_compiling() else torch.cuda.device_of(x)
 
 
 # ------------------------------------------------------------------------------- the last convolution of a decoder
@@ -219,7 +233,7 @@ def _narrow_kernel(x, taps, bias, out, half, W, C: tl.constexpr, COLUMNS: tl.con
     """Two rows of a picture, from the four around them."""
     start = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[:, None]
-    h = tl.program_id(0) % half + tl.zeros_like(column)
+    h = tl.program_id(0) % half + tl.zeros_like(column)  # not a single number, for Triton's interpreter
     map_, made = tl.arange(0, C), tl.arange(0, 16)
     weights = taps + map_[:, None] * 16 + made[None, :]
     x += start * W * 2 * C + map_[None, :]
@@ -266,7 +280,7 @@ def _narrow_backward_kernel(
             tl.store(of_x + at, before.to(of_x.dtype.element_ty))
             of_map += tl.sum(before, 0)
             sums += tl.dot(tl.trans(after), here)
-    tl.store(of_taps + (program * 64 + tap[:, None]) * C + map_[None, :], sums)
+    tl.store(of_taps + (program.to(tl.int64) * 64 + tap[:, None]) * C + map_[None, :], sums)
     tl.store(of_bias + program * C + map_, of_map)
 
 
@@ -279,7 +293,8 @@ def narrow(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     both[:, :3, :, 0] = taps
     both[:, 1:, :, 1] = taps
     out = x.new_empty(N, 4, 2 * half, W)
-    _narrow_kernel[(N * half, W // columns)](x, both, bias, out, half, W, C, columns)
+    with _where(x):
+        _narrow_kernel[(N * half, W // columns)](x, both, bias, out, half, W, C, columns)
     return out
 
 
@@ -293,8 +308,9 @@ def narrow_backward(g: Tensor, x: Tensor, weight: Tensor, slope: float) -> tuple
     taps[:36] = weight.permute(2, 3, 0, 1).reshape(36, C)  # row, column, map after; map before
     of_x, of_bias = torch.empty_like(x), x.new_empty(programs, C, dtype=torch.float32)
     of_taps = x.new_empty(programs, 64, C, dtype=torch.float32)
-    _narrow_backward_kernel[(programs,)](
-        g.contiguous(), x, taps, of_x, of_taps, of_bias, slope, H, W, C, rows, min(W, COLUMNS), num_stages=1
-    )
+    with _where(x):
+        _narrow_backward_kernel[(programs,)](
+            g.contiguous(), x, taps, of_x, of_taps, of_bias, slope, H, W, C, rows, min(W, COLUMNS), num_stages=1
+        )
     of_weight = of_taps.sum(0)[:36].view(3, 3, 4, C).permute(2, 3, 0, 1).to(x.dtype)
     return of_x, of_weight.contiguous(memory_format=torch.channels_last), of_bias.sum(0).to(x.dtype)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from cutslots.tail import Tail, is_served
+from cutslots.tail import Tail
 
 START = 8  # side of the grid that a slot is broadcast to
 
@@ -159,8 +159,7 @@ class BroadcastDecoder(nn.Module):
     def forward(self, slots: Tensor) -> Tensor:
         x = _broadcast(slots, self.position, self.placed)
         body = len(self.layers) - self.tail.length
-        x, last = self.layers[:body](x), cast(nn.Sequential, self.layers[body:])
-        x = self.tail(x, last) if is_served(x, last) else last(x)
+        x = self.tail(self.layers[:body](x), self.layers[body:])
         x = x.unflatten(0, slots.shape[:2])
         return torch.cat([x[:, :, :3].tanh(), x[:, :, 3:]], 2) if self.bounded else x
 

@@ -14,6 +14,7 @@ Shapes: N pictures (slots of a batch), C maps before the last layer, H W the siz
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -25,9 +26,13 @@ try:
 except ImportError:  # Triton comes with the CUDA builds of torch
     fused = None  # type: ignore[assignment]
 
+MAPS = (16, 32, 64, 128, 256)  # as many as there are kernels for
+MOST = 2**31  # numbers in a tensor, from which on cuDNN's counters overflow
+
 
 class Tail(nn.Module):
-    """Applies the last layers, whose weights stay where they are."""
+    """Applies the last layers, whose weights stay where they are. Where there are kernels, in half precision on CUDA,
+    that is fast, and has first derivatives only."""
 
     up: Tensor
     wide: Tensor
@@ -37,9 +42,25 @@ class Tail(nn.Module):
         self.length = 2 * (1 + extra) + 1  # layers, activations among them
         self.register_buffer("up", _taps(5, transposed=True)[:, 0], persistent=False)
         self.register_buffer("wide", _taps(5), persistent=False)
+        self._apply(lambda x: x)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Tail:
+        super()._apply(fn, recurse)
+        self.able = fused is not None and fused.able(self.up.device)  # asked here, where no compiler looks on
+        return self
 
     def forward(self, x: Tensor, layers: nn.Sequential) -> Tensor:
         """`layers` applied to x (N, C, H/2, W/2): (N, 4, H, W)."""
+        return self.fast(x, layers) if self.serves(x, layers) else layers(x)
+
+    def serves(self, x: Tensor, layers: nn.Sequential) -> bool:
+        """Whether there are kernels for this."""
+        maps = cast(int, layers[0].out_channels)
+        fits = maps in MAPS and all(n >= 8 and n & (n - 1) == 0 for n in x.shape[2:])
+        fits = fits and 4 * maps * x.numel() // x.shape[1] < MOST
+        return self.able and x.dtype in (torch.bfloat16, torch.float16) and fits
+
+    def fast(self, x: Tensor, layers: nn.Sequential) -> Tensor:
         first, *middle, last = (cast(nn.Conv2d, layer) for layer in layers[::2])  # type: ignore[attr-defined]
         slope = getattr(layers[1], "negative_slope", 0.0)
         kernels = [torch.einsum("iokl,adk,cel->caoide", first.weight, self.up, self.up).flatten(0, 2)]
@@ -50,13 +71,6 @@ class Tail(nn.Module):
             return _Tail.apply(
                 x.contiguous(memory_format=torch.channels_last), slope, *(w.to(x.dtype) for w in weights)
             )
-
-
-def is_served(x: Tensor, layers: nn.Sequential) -> bool:
-    """Whether there are kernels for what these layers, the last ones, are given."""
-    maps = cast(int, layers[0].out_channels)
-    known = fused is not None and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
-    return known and not torch.version.hip and maps >= 16 and maps & (maps - 1) == 0
 
 
 def _taps(kernel: int, transposed: bool = False) -> Tensor:
@@ -86,6 +100,8 @@ class _Tail(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise NotImplementedError("a fast tail has first derivatives only; expected float32 for higher ones")
         half = len(ctx.saved_tensors) // 2
         maps, (*kernels, last) = ctx.saved_tensors[:half], ctx.saved_tensors[half:]
         of_kernels, of_biases = [], [gradients[0].sum((0, 2, 3))]
@@ -106,24 +122,25 @@ class _Tail(torch.autograd.Function):
 def _activated(x: Tensor, weight: Tensor, bias: Tensor, slope: float) -> Tensor:
     if x.is_cuda and slope == 0:
         return conv_relu(x, weight, bias)
-    return F.leaky_relu(F.conv2d(x, weight, bias, padding=(weight.shape[2] // 2, weight.shape[3] // 2)), slope)
+    x = F.leaky_relu(F.conv2d(x, weight, bias, padding=(weight.shape[2] // 2, weight.shape[3] // 2)), slope)
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 def _side_by_side(x: Tensor) -> Tensor:
     """(N, (column phase, map), H, W/2) as (N, map, H, W)."""
     x = x.permute(0, 2, 3, 1)
-    return x.reshape(*x.shape[:2], 2 * x.shape[2], -1).permute(0, 3, 1, 2)
+    return x.reshape(*x.shape[:2], 2 * x.shape[2], x.shape[3] // 2).permute(0, 3, 1, 2)
 
 
 def _apart(x: Tensor) -> Tensor:
     """What `_side_by_side` was given."""
     x = x.permute(0, 2, 3, 1)
-    return x.reshape(*x.shape[:2], x.shape[2] // 2, -1).permute(0, 3, 1, 2)
+    return x.reshape(*x.shape[:2], x.shape[2] // 2, 2 * x.shape[3]).permute(0, 3, 1, 2)
 
 
 def _whole(x: Tensor) -> Tensor:
     """(N, (row phase, map), H/2, W) as (N, map, H, W)."""
-    return x.unflatten(1, (2, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    return x.unflatten(1, (2, x.shape[1] // 2)).permute(0, 2, 3, 1, 4).flatten(2, 3)
 
 
 # ---------------------------------------------------------------------------------------------------------- operations
@@ -165,7 +182,8 @@ def narrow_backward(g: Tensor, x: Tensor, weight: Tensor, slope: float) -> tuple
         )
         of_x = torch.where(image > 0, of_x, slope * of_x)
         parted = of_x.unflatten(2, (-1, 2)).permute(0, 3, 1, 2, 4).flatten(1, 2)
-        return parted.contiguous(memory_format=torch.channels_last), of_weight, of_x.sum((0, 2, 3))
+        parted, of_weight = (t.contiguous(memory_format=torch.channels_last) for t in (parted, of_weight))
+        return parted, of_weight, of_x.sum((0, 2, 3))
     return fused.narrow_backward(g, x, weight, slope)
 
 

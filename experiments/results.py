@@ -182,8 +182,10 @@ def rising(records: dict[str, Record]) -> str:
                     verdict(*pair) if method != "softmax" else "" for pair in zip(values, found["softmax"], strict=True)
                 ]
                 rows.append([family, kind, RISING[method], str(len(values[0])), *map(spread, values), *told])
-    heads = "scenes | masks | slots | seeds | ARI-FG | mIoU | ARI-FG, gain | mIoU, gain"
-    return _facts(records, "rising/") + _table(heads, rows)
+    heads, gains = "scenes | masks | slots | seeds | ARI-FG | mIoU", " | ARI-FG, gain | mIoU, gain"
+    if not any("".join(row[6:]) for row in rows):  # too few seeds
+        rows, gains = [row[:6] for row in rows], ""
+    return _facts(records, "rising/") + _table(heads + gains, rows)
 
 
 def judged(records: dict[str, Record], family: str, names: dict[str, str]) -> list[list[str]]:
@@ -232,14 +234,9 @@ def _facts(records: dict[str, Record], start: str) -> str:
     return f"{len(chosen)} runs, seeds {seeds}, {each}, {devices}, {dates}.\n\n"
 
 
-def reached(run: Record, bar: float = 0.5) -> int | None:
-    """The first step at which a validation saw an ARI-FG of that much."""
-    return next((step for step, _, ari_fg, _ in run["curve"] if ari_fg >= bar), None)
-
-
-def reached_joined(run: Record, bar: float = 0.5) -> int | None:
-    """The same by joined masks; older runs were not read so while they learned."""
-    return next((step for step, ari_fg, _ in run.get("joined", ()) if ari_fg >= bar), None)
+def reached(points: list[list[Any]], bar: float = 0.5) -> int | None:
+    """The first step at which a validation saw an ARI-FG of that much: of a run's "curve", or "joined"."""
+    return next((step for step, *_, ari_fg, _ in points if ari_fg >= bar), None)
 
 
 def studies(records: dict[str, Record]) -> str:
@@ -255,12 +252,12 @@ def studies(records: dict[str, Record]) -> str:
         for data, score in ((family, "ari_fg"), (family, "miou"), ("camo:3-6", "ari_fg")):
             values = [100 * run["scores"][data][score] for run in runs if data in run["scores"]]
             cells.append(spread(values))
-        steps = [reached(run) for run in runs]
+        steps = [reached(run["curve"]) for run in runs]
         known = [step for step in steps if step is not None]
         cells.append(spread(known, 0) + ("" if len(known) == len(steps) else f" ({len(steps) - len(known)} never)"))
         for score in ("ari_fg", "miou"):
-            mine, theirs = ([100 * run["scores"][family][score] for run in some] for some in (runs, bases))
-            cells.append(verdict(mine, theirs) if name != base else "")
+            both = ([100 * run["scores"][family][score] for run in some] for some in (runs, bases))
+            cells.append(verdict(*both) if name != base else "")
         rows.append(cells)
     for scenes in ("textured", "plain"):
         nothing = records.get("blocks", {}).get(f"{scenes}:3-6")
@@ -307,8 +304,7 @@ def plateau(records: dict[str, Record]) -> str:
             at = {step: (ari_fg, miou) for step, _, ari_fg, miou in run["curve"]}
             steps = range(500, 3001, 500)
             marks = [f"{100 * at[step][0]:.1f} / {100 * at[step][1]:.0f}" if step in at else "" for step in steps]
-            past = [f"{step:,}" if step else "never" for step in (reached(run), reached_joined(run))]
-            past = past if run.get("joined") else [past[0], ""]
+            past = [f"{step:,}" if (step := reached(run[kind])) else "never" for kind in ("curve", "joined")]
             rows.append([called, str(run["seed"]), str(run["batch"]), *marks, *past])
     heads = "slots | seed | batch | 500 | 1,000 | 1,500 | 2,000 | 2,500 | 3,000 | first past 50 | joined"
     return _table(heads, rows)

@@ -169,10 +169,6 @@ def test_bad_position_codes():
         PositionCode(4, (5, 6))(torch.randn(1, 4, 6, 5))
 
 
-def test_the_tail_has_no_weights_of_its_own():
-    assert not [name for name in BroadcastDecoder(8, 32).state_dict() if name.startswith("tail")]
-
-
 # -------------------------------------------------------------------------------------------------------------- places
 
 

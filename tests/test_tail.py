@@ -5,7 +5,7 @@ from torch.autograd import gradcheck
 
 from cutslots import tail
 from cutslots.networks import BroadcastDecoder
-from cutslots.tail import Tail, is_served
+from cutslots.tail import Tail
 from tests.conftest import needs_cuda
 
 
@@ -32,7 +32,7 @@ def test_the_same_function_and_gradients(size, extra, slope):
     layers = last_layers(6, 4, extra, slope).double()
     x = torch.randn(3, 6, size[0] // 2, size[1] // 2, dtype=torch.double)
     wanted = both_ways(layers, layers, x)
-    got = both_ways(lambda x: Tail(extra).double()(x, layers), layers, x)
+    got = both_ways(lambda x: Tail(extra).double().fast(x, layers), layers, x)
     for one, other in zip(wanted, got, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
@@ -55,7 +55,7 @@ class Applied(nn.Module):
         self.applied, self.layers = applied, layers
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.applied(x, self.layers)
+        return self.applied.fast(x, self.layers)
 
 
 def test_no_weights_of_its_own():
@@ -64,7 +64,66 @@ def test_no_weights_of_its_own():
 
 
 def test_what_there_are_kernels_for():
-    assert not is_served(torch.zeros(1, 64, 8, 8, dtype=torch.bfloat16), last_layers(64, 64, 1, 0.0)), "on a CPU"
+    applied = Tail(1)
+    half, layers = torch.zeros(1, 8, 16, 8, dtype=torch.bfloat16), last_layers(8, 32, 1, 0.0)
+    assert not applied.able and not applied.serves(half, layers), "on a CPU"
+    applied.able = True
+    assert applied.serves(half, layers) and applied.serves(half[:0].half(), layers)
+    assert not applied.serves(half.float(), layers)
+    assert not applied.serves(half[:, :, :12], layers) and not applied.serves(half[..., :4], layers)
+    assert not applied.serves(half, last_layers(8, 24, 1, 0.0)) and not applied.serves(half, last_layers(8, 8, 1, 0.0))
+    assert not applied.serves(half.expand(2**17, -1, -1, -1), layers), "as many numbers as cuDNN cannot count"
+
+
+def test_a_decoder_takes_the_fast_way_where_there_is_one(monkeypatch):
+    slots = torch.randn(2, 3, 8)
+    net = BroadcastDecoder(8, 32, maps=(16,))
+    exact = net(slots)
+    monkeypatch.setattr(net.bfloat16().tail, "able", True)
+    taken: list[Tail] = []
+    monkeypatch.setattr(Tail, "fast", lambda self, *given, fast=Tail.fast: taken.append(self) or fast(self, *given))
+    got = net(slots.bfloat16())
+    assert taken == [net.tail] and (got - exact).norm() < 0.02 * exact.norm()
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_no_pictures(extra):
+    layers = last_layers(6, 4, extra, 0.0)
+    x = torch.zeros(0, 6, 8, 4, requires_grad=True)
+    out = Tail(extra).fast(x, layers)
+    assert out.shape == (0, 4, 16, 8) and torch.autograd.grad(out.sum(), x)[0].shape == x.shape
+
+
+def test_second_derivatives_are_refused():
+    layers = last_layers(6, 4, 1, 0.0)
+    x = torch.randn(1, 6, 8, 8, requires_grad=True)
+    out = Tail(1).fast(x, layers).square().sum()
+    with pytest.raises(NotImplementedError, match="first derivatives only; expected float32 for higher ones"):
+        torch.autograd.grad(out, x, create_graph=True)
+    ours, theirs = (
+        torch.autograd.grad(f(x).square().sum(), x, create_graph=True)[0]
+        for f in (layers, lambda x: Tail(1)(x, layers))
+    )
+    assert torch.equal(ours, theirs) and ours.requires_grad, "the layers have them"
+
+
+def test_operations_keep_their_promises():
+    """What the compiler is told of them is what they do."""
+    x = torch.randn(2, 8, 4, 6).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(4, 4, 3, 3).contiguous(memory_format=torch.channels_last)
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(tail.narrow, (x, weight, torch.randn(4)), test_utils=tests)
+    torch.library.opcheck(tail.narrow_backward, (torch.randn(2, 4, 8, 6), x, weight, 0.1), test_utils=tests)
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.1])
+def test_compiled(slope):
+    layers, applied = last_layers(6, 4, 1, slope), Tail(1)
+    x = torch.randn(2, 6, 4, 8)
+    usual = both_ways(lambda x: applied.fast(x, layers), layers, x)
+    got = both_ways(torch.compile(lambda x: applied.fast(x, layers), fullgraph=True), layers, x)
+    for one, other in zip(usual, got, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 # ---------------------------------------------------------------------------------------------------------------- CUDA
@@ -79,7 +138,7 @@ def test_as_near_as_autocast_on_cuda(maps, side, extra, slope, compiled):
     wanted = both_ways(layers, layers, x)
     applied = Tail(extra).cuda()
     forward = torch.compile(applied) if compiled else applied
-    assert is_served(x.bfloat16(), layers)
+    assert applied.serves(x.bfloat16(), layers)
     with torch.autocast("cuda", torch.bfloat16):
         usual = both_ways(layers, layers, x)
         got = both_ways(lambda x: forward(x.bfloat16(), layers), layers, x)
