@@ -110,9 +110,9 @@ class _Tail(torch.autograd.Function):
             g, y = (_apart(g), _apart(maps[1])) if i == 0 else (g, maps[i + 1])
             known = i + 1 == len(kernels)  # the gradient before the activation, and of the bias
             g = g if known else torch.where(y > 0, g, ctx.slope * g)
-            padding = [side // 2 for side in kernel.shape[2:]]
+            asked = [True, True, not known]
             g, of_kernel, of_phases = torch.ops.aten.convolution_backward(
-                g, maps[i], kernel, [len(kernel)], [1, 1], padding, [1, 1], False, [0, 0], 1, [True, True, not known]
+                g, maps[i], kernel, [len(kernel)], [1, 1], _padding(kernel), [1, 1], False, [0, 0], 1, asked
             )
             of_kernels.append(of_kernel)
             of_biases.append(of_bias if known else of_phases.view(-1, last.shape[1]).sum(0))
@@ -122,8 +122,13 @@ class _Tail(torch.autograd.Function):
 def _activated(x: Tensor, weight: Tensor, bias: Tensor, slope: float) -> Tensor:
     if x.is_cuda and slope == 0:
         return conv_relu(x, weight, bias)
-    x = F.leaky_relu(F.conv2d(x, weight, bias, padding=(weight.shape[2] // 2, weight.shape[3] // 2)), slope)
+    x = F.leaky_relu(F.conv2d(x, weight, bias, padding=_padding(weight)), slope)
     return x.contiguous(memory_format=torch.channels_last)
+
+
+def _padding(kernel: Tensor) -> list[int]:
+    """What keeps the size."""
+    return [side // 2 for side in kernel.shape[2:]]
 
 
 def _side_by_side(x: Tensor) -> Tensor:
@@ -149,8 +154,7 @@ def _whole(x: Tensor) -> Tensor:
 @torch.library.custom_op("cutslots::conv_relu", mutates_args=())
 def conv_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """A convolution and the ReLU after it, in one pass over memory; not differentiable by itself."""
-    padding = [side // 2 for side in weight.shape[2:]]
-    return torch.cudnn_convolution_relu(x, weight, bias, [1, 1], padding, [1, 1], 1)
+    return torch.cudnn_convolution_relu(x, weight, bias, [1, 1], _padding(weight), [1, 1], 1)
 
 
 @conv_relu.register_fake

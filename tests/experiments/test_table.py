@@ -12,8 +12,8 @@ from cutslots.model import load
 from cutslots.presets import PRESETS
 from cutslots.train import check
 from experiments import table
-from experiments.results import CALLED, OURS, SHIPPED, STUDIES
-from experiments.table import RISING, Options, Run, all_runs, do_all, done
+from experiments.results import CALLED, OURS, RISING, SHIPPED, STUDIES
+from experiments.table import Options, Run, all_runs, do_all, done
 from tests.small_runs import lines, weights
 
 ROOT = Path(__file__).parents[2]
