@@ -1,0 +1,13 @@
+"""Models that discover objects, and what is done with their outputs.
+
+In reading order:
+
+    discovery            Discovery: images to slots, masks and a reconstruction; the config of a model
+    pair_discovery       PairDiscovery: pairs of frames, whose slots are matched
+    spacetime_discovery  SpacetimeDiscovery: clips, partitioned by cuts through space and time
+    checkpoints          saving and loading; the checkpoints that come with the package (weights/)
+    refinement           sharper masks from the decoder's, with similar slots merged
+    tracker              slots associated over the frames of a video
+
+Models are registered by name (`cutslots.registry`), as their parts are.
+"""

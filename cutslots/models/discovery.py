@@ -1,0 +1,242 @@
+"""`Discovery`: from an image to slots, masks and a reconstruction in one call.
+
+An encoder, a slot module and a decoder fit together by what they say of themselves: `encoder.out_channels` and
+`encoder.out_size`, `slots.num_slots`, `slots.slot_dim` and `slots.position_dim`, `decoder.image_size`.
+
+Shapes: B batch, T frames, K slots, D slot dimension, H W the image, h w the feature grid.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import torch
+from huggingface_hub import ModelHubMixin
+from torch import Tensor, nn
+
+from cutslots.modules import slot_attention  # noqa: F401  it registers a slot module
+from cutslots.modules.decoders import DECODERS, Decoder, DecoderConfig, DecoderOutput, SpatialBroadcastConfig
+from cutslots.modules.encoders import ENCODERS, CNNConfig, Encoder, EncoderConfig
+from cutslots.modules.slots import SLOTS, CutSlotsConfig, SlotModule, Slots, SlotsConfig
+from cutslots.registry import PartConfig, Range, Registry
+
+MAX_CLIP_PIXELS = 2**26  # of a training sample
+
+
+@dataclass(frozen=True)
+class ModelConfig(PartConfig):
+    """Base of the configs of models. A checkpoint's config.json holds one."""
+
+    image_size: Annotated[tuple[int, int], Range(8, 2048)] = (128, 128)
+    """Height and width of the images."""
+    encoder: EncoderConfig = field(default_factory=CNNConfig)
+    slots: SlotsConfig = field(default_factory=CutSlotsConfig)
+    decoder: DecoderConfig = field(default_factory=SpatialBroadcastConfig)
+
+    def validate(self) -> None:
+        super().validate()
+        if self.frames * self.image_size[0] * self.image_size[1] > MAX_CLIP_PIXELS:
+            given = f"image_size is {self.image_size} with {self.frames} frames"
+            raise ValueError(f"{given}; expected at most {MAX_CLIP_PIXELS:,} pixels in a sample")
+
+    @property
+    def frames(self) -> int:
+        """Frames of a training sample: 1 for images."""
+        return 1
+
+
+MODELS = Registry("model", ModelConfig)
+
+
+class DiscoveryOutput(NamedTuple):
+    """What a model returns for images; for clips, with a frame axis after B."""
+
+    slots: Tensor  # (B, K, D)
+    masks: Tensor  # (B, K, H, W): the decoder's, summing to one over K
+    partition_masks: Tensor  # (B, K, h, w): those of the slot module, on the feature grid
+    reconstruction: Tensor  # (B, 3, H, W), about in [0, 1]
+    slot_reconstructions: Tensor  # (B, K, 3, H, W): what each slot reconstructs
+
+
+class Discovery(
+    nn.Module,
+    ModelHubMixin,
+    library_name="cutslots",
+    license="apache-2.0",
+    tags=["object-centric-learning", "image-segmentation", "graph-cut"],
+):
+    """Encoder, slot module and decoder: discovers objects by reconstructing the image from slots.
+
+    `build(config)` makes one from registered parts; only such a model can be saved, because config.json names its
+    parts. `save_pretrained`, `from_pretrained` and `push_to_hub` work as in Hugging Face's libraries.
+
+    >>> model = build(DiscoveryConfig(image_size=(64, 96)))
+    >>> output = model(torch.rand(2, 3, 64, 96))
+    >>> output.masks.shape, output.partition_masks.shape, output.reconstruction.shape
+    (torch.Size([2, 11, 64, 96]), torch.Size([2, 11, 32, 48]), torch.Size([2, 3, 64, 96]))
+    """
+
+    frames: int = 1  # of a training sample
+    spacetime: ClassVar[bool] = False  # whether a clip is partitioned as a whole
+    associations: ClassVar[tuple[str, ...]] = ("area", "hungarian")  # how slots can be associated over time
+
+    def __init__(self, encoder: nn.Module, slots: SlotModule, decoder: Decoder) -> None:
+        super().__init__()
+        if slots.spacetime and not self.spacetime:
+            raise ValueError(
+                "slots partition clips; expected a slot module for images, or the model SpacetimeDiscovery"
+            )
+        self.encoder, self.slots, self.decoder = encoder, slots, decoder
+        self.config: ModelConfig | None = None
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        return self.decoder.image_size
+
+    @property
+    def num_slots(self) -> int:
+        return self.slots.num_slots
+
+    @property
+    def takes_clips(self) -> bool:
+        """Whether the model is called with clips (B, T, 3, H, W)."""
+        return self.frames > 1
+
+    def forward(self, image: Tensor) -> DiscoveryOutput:
+        """Return slots, masks and reconstruction of images (B, 3, H, W), uint8 or floating point in [0, 1]."""
+        slots, partition_masks = self.encode(image)
+        return DiscoveryOutput(slots, partition_masks=partition_masks, **self.decode(slots)._asdict())
+
+    def encode(self, image: Tensor) -> Slots:
+        """Return the slots (B, K, D) of images, and their masks on the feature grid."""
+        return self.slots(self.encoder(self.normalize(image)))
+
+    def decode(self, slots: Tensor) -> DecoderOutput:
+        """Return masks, reconstruction and slot reconstructions for slots (B, K, D)."""
+        return self.decoder(slots)
+
+    def decode_frame(self, slots: Tensor) -> DecoderOutput:
+        """Decode the slots (B, K, D) of one frame, for tracking."""
+        return self.decode(slots)
+
+    def normalize(self, image: Tensor) -> Tensor:
+        """Check images and map them to the range that the encoder expects."""
+        height, width = self.image_size
+        if image.ndim != 4 or image.shape[1:] != (3, height, width):
+            raise ValueError(f"image has shape {tuple(image.shape)}; expected (B, 3, {height}, {width})")
+        image = to_float(image).to(next(self.parameters()).dtype)
+        normalize = self.encoder.normalize if isinstance(self.encoder, Encoder) else _to_unit_range
+        return normalize(image).contiguous(memory_format=torch.channels_last)
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        name_or_path: str | Path,
+        device: torch.device | str = "cpu",
+        plugins: Iterable[str | Path] = (),
+        **hub: Any,
+    ) -> Discovery:
+        """Load a model from a folder, by the name of a checkpoint of this package, or from the Hub as OWNER/NAME.
+
+        The model is float32 and in evaluation mode. Further options are those of `huggingface_hub.hf_hub_download`.
+        """
+        from cutslots.models.checkpoints import checkpoint_names, find_checkpoint, load
+
+        found = find_checkpoint(name_or_path)
+        if not Path(found).exists() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(found)):
+            return cls._checked(load(_download(str(found), **hub), device, plugins), name_or_path)
+        if not (Path(found) / "config.json").is_file():
+            raise ValueError(
+                f"name_or_path is {str(found)!r}; expected a name ({', '.join(checkpoint_names())}), "
+                "a folder with config.json and model.safetensors, or OWNER/NAME on the Hugging Face Hub"
+            )
+        return cls._checked(load(found, device, plugins), name_or_path)
+
+    @classmethod
+    def _checked(cls, model: Discovery, name_or_path: str | Path) -> Discovery:
+        if not isinstance(model, cls):
+            raise ValueError(
+                f"{name_or_path} is a {type(model).__name__}; expected a {cls.__name__} (see cutslots.load)"
+            )
+        return model
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        from cutslots.models.checkpoints import save
+
+        save(self, save_directory)
+
+
+@dataclass(frozen=True)
+class DiscoveryConfig(ModelConfig):
+    pass
+
+
+@MODELS.register("discovery", DiscoveryConfig)
+def build_discovery(
+    image_size: tuple[int, int], encoder: EncoderConfig, slots: SlotsConfig, decoder: DecoderConfig
+) -> Discovery:
+    """Objects in single images."""
+    return Discovery(*build_parts(image_size, encoder, slots, decoder))
+
+
+def build_parts(
+    image_size: tuple[int, int], encoder: EncoderConfig, slots: SlotsConfig, decoder: DecoderConfig
+) -> tuple[Encoder, SlotModule, Decoder]:
+    """Build the parts of a model so that they fit together."""
+    encoder_module: Encoder = ENCODERS.build(encoder)
+    grid = encoder_module.out_size(image_size)
+    slot_module: SlotModule = SLOTS.build(slots, in_channels=encoder_module.out_channels, size=grid)
+    decoder_module: Decoder = DECODERS.build(
+        decoder, slot_dim=slot_module.slot_dim, position_dim=slot_module.position_dim, image_size=image_size
+    )
+    return encoder_module, slot_module, decoder_module
+
+
+def build(config: ModelConfig) -> Discovery:
+    """Build the untrained model that a config describes."""
+    model: Discovery = MODELS.build(config)
+    model.config = config
+    return model
+
+
+def to_float(image: Tensor) -> Tensor:
+    """Return uint8 images as floats in [0, 1], and floating-point images unchanged."""
+    if image.dtype == torch.uint8:
+        return image / 255.0
+    if image.is_floating_point():
+        return image
+    raise TypeError(f"image has dtype {image.dtype}; expected uint8 or a floating-point type")
+
+
+def channels_last(model: Discovery) -> Discovery:
+    """Put the weights into the memory format in which convolutions are fastest."""
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def flatten_frames(clips: Tensor, frames: int | None = None) -> Tensor:
+    """Return the frames of clips (B, T, 3, H, W) as images (B * T, 3, H, W)."""
+    if clips.ndim != 5 or (frames and clips.shape[1] != frames):
+        raise ValueError(f"image has shape {tuple(clips.shape)}; expected clips (B, {frames or 'T'}, 3, H, W)")
+    return clips.flatten(0, 1)
+
+
+def unflatten_frames(decoded: DecoderOutput, clips: Tensor) -> dict[str, Tensor]:
+    """Return what was decoded from the frames of clips with the frame axis restored."""
+    return {name: x.unflatten(0, clips.shape[:2]) for name, x in decoded._asdict().items()}
+
+
+def _to_unit_range(image: Tensor) -> Tensor:
+    return image * 2 - 1
+
+
+def _download(repository: str, **hub: Any) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    files = [hf_hub_download(repository, name, **hub) for name in ("config.json", "model.safetensors")]
+    return Path(files[-1])

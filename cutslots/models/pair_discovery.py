@@ -1,0 +1,112 @@
+"""`PairDiscovery`: pairs of frames, whose slots are matched (the paper's algorithm 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from cutslots.models.discovery import (
+    MODELS,
+    Discovery,
+    DiscoveryOutput,
+    ModelConfig,
+    build_parts,
+    flatten_frames,
+    unflatten_frames,
+)
+from cutslots.modules.base import mlp, upcast_half
+from cutslots.modules.decoders import Decoder, DecoderConfig, DecoderOutput
+from cutslots.modules.encoders import EncoderConfig
+from cutslots.modules.slots import SlotModule, SlotsConfig
+from cutslots.programs.matching import MatchedSlots, match_slots
+from cutslots.registry import Range
+
+
+@dataclass(frozen=True)
+class PairDiscoveryConfig(ModelConfig):
+    match_gamma: float = 0.1
+    """Regulariser of the matching QP."""
+    match_temperature: float = 0.5
+    """Temperature of the softmax over its solution."""
+    motion_dim: Annotated[int, Range(1, 65_536)] = 128
+    """Hidden dimension of the MLP that transforms a pair of slots."""
+
+    @property
+    def frames(self) -> int:
+        return 2
+
+
+class PairDiscovery(Discovery):
+    """Pairs of frames (B, 2, 3, H, W): slots of each frame, matched, transformed, decoded to both frames.
+
+    Slot i of the first frame and its partner r_i of the second pass an MLP that changes the slot of each frame. So
+    slot i reconstructs one object in both frames, and the loss trains the matching to find it. Slots are matched by
+    their cosine similarity, in float32. `match` and `transform` are the two steps alone, for tracking.
+
+    >>> from cutslots.models.discovery import build
+    >>> model = build(PairDiscoveryConfig(image_size=(32, 32)))
+    >>> output = model(torch.rand(3, 2, 3, 32, 32))
+    >>> output.slots.shape, output.masks.shape, output.reconstruction.shape
+    (torch.Size([3, 2, 11, 64]), torch.Size([3, 2, 11, 32, 32]), torch.Size([3, 2, 3, 32, 32]))
+    """
+
+    frames = 2
+    associations: ClassVar[tuple[str, ...]] = ("area", "hungarian", "learned")
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        slots: SlotModule,
+        decoder: Decoder,
+        match_gamma: float = 0.1,
+        match_temperature: float = 0.5,
+        motion_dim: int = 128,
+    ) -> None:
+        super().__init__(encoder, slots, decoder)
+        if slots.position_dim:
+            raise ValueError("relative_positions is set; expected slots without positions, which matching would mix")
+        self.match_gamma, self.match_temperature = match_gamma, match_temperature
+        self.motion = mlp(2 * slots.slot_dim, motion_dim, 2 * slots.slot_dim)
+
+    def forward(self, image: Tensor) -> DiscoveryOutput:
+        slots, masks = (x.unflatten(0, image.shape[:2]) for x in self.encode(flatten_frames(image, 2)))
+        partner, weights = self.match(slots[:, 0], slots[:, 1])
+        transformed = self.transform(slots[:, 0], partner)
+        # The masks of the second frame in the order of the first, as far as the matching is one to one.
+        partner_masks = (weights @ masks[:, 1].flatten(2)).view_as(masks[:, 1])
+        decoded = unflatten_frames(self.decode(transformed.flatten(0, 1)), image)
+        return DiscoveryOutput(transformed, partition_masks=torch.stack([masks[:, 0], partner_masks], 1), **decoded)
+
+    def match(self, s: Tensor, t: Tensor) -> MatchedSlots:
+        """Return for slots s of one frame their partners among t of the other, and the weights (B, K, K)."""
+        with torch.autocast(s.device.type, enabled=False):
+            s, t = upcast_half(s), upcast_half(t)
+            unit_s, unit_t = (nn.functional.normalize(x, dim=-1) for x in (s, t))
+            weights = match_slots(unit_s, unit_t, self.match_gamma, self.match_temperature).weights
+            return MatchedSlots(weights @ t, weights)
+
+    def transform(self, s: Tensor, r: Tensor) -> Tensor:
+        """Return the slots (B, 2, K, D) that reconstruct both frames, from slots s and their partners r."""
+        pair = torch.cat([upcast_half(s), upcast_half(r)], -1)
+        return torch.stack((pair + self.motion(pair)).chunk(2, -1), 1)
+
+    def decode_frame(self, slots: Tensor) -> DecoderOutput:
+        return self.decode(self.transform(slots, slots)[:, 1])
+
+
+@MODELS.register("pair-discovery", PairDiscoveryConfig)
+def build_pair_discovery(
+    image_size: tuple[int, int],
+    encoder: EncoderConfig,
+    slots: SlotsConfig,
+    decoder: DecoderConfig,
+    match_gamma: float,
+    match_temperature: float,
+    motion_dim: int,
+) -> PairDiscovery:
+    """Objects in pairs of frames, whose slots are matched (the paper)."""
+    parts = build_parts(image_size, encoder, slots, decoder)
+    return PairDiscovery(*parts, match_gamma, match_temperature, motion_dim)

@@ -1,0 +1,136 @@
+"""Slots associated over the frames of a video, one frame at a time, in constant memory.
+
+`Tracker` returns slots in the order of tracks: slot k is the same object in every frame. Slots of a new frame are
+assigned to tracks one to one by an association:
+
+- **area**: maximises the sum of  h(a_i, a_j) cos(s_i, t_j),  h being the harmonic mean of the areas of track i and
+  slot j. Without areas the many empty slots outvote the few objects. s_i is a running mean over the track.
+- **learned**: the learned matching of `PairDiscovery` between this frame and the one before (the paper's algorithm 3),
+  rounded. The frame is decoded from the pairs.
+- **hungarian**: maximises inner products with the slots of the frame before (the paper's baseline).
+- **overlap**: for `SpacetimeDiscovery`, which partitions the newest frames as one clip. Successive clips are
+  associated by the overlap of their masks in the frame they share.
+
+Shapes: B videos, T frames, K slots, H W the image.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cutslots.models.discovery import Discovery, DiscoveryOutput
+from cutslots.modules.base import upcast_half
+
+MOMENTUM = 0.5  # of the running means: a slot that changes its object over more than a few frames is lost
+MIN_AREA = 1e-4  # added to the share of pixels, so that no area is zero
+Association = Literal["area", "learned", "hungarian", "overlap"]
+
+
+class Tracker:
+    """Tracks objects through B videos at once.
+
+    >>> from cutslots.models.discovery import DiscoveryConfig, build
+    >>> tracker = Tracker(build(DiscoveryConfig(image_size=(32, 32))))
+    >>> for frame in torch.rand(3, 1, 3, 32, 32):  # three frames of one video
+    ...     output = tracker(frame)
+    >>> output.masks.shape
+    torch.Size([1, 11, 32, 32])
+    """
+
+    def __init__(self, model: Discovery, association: str | None = None) -> None:
+        """Track with `model` by an association; by default the first of `model.associations`."""
+        association = association or model.associations[0]
+        if association not in model.associations:
+            raise ValueError(
+                f"association is {association!r}; a {type(model).__name__} expects {' or '.join(model.associations)}"
+            )
+        self.model, self.association = model, association
+        self.slots: Tensor | None = None  # of the newest frame, in the order of tracks
+        self.mean: Tensor | None = None  # running mean of the slots of each track
+        self.area: Tensor | None = None  # running mean of the area of each track
+        self.masks: Tensor | None = None
+        self.clip: deque[Tensor] = deque(maxlen=max(2, model.frames))
+
+    @torch.no_grad()
+    def __call__(self, frame: Tensor) -> DiscoveryOutput:
+        """Return the output for the next frame (B, 3, H, W), in the order of tracks."""
+        if self.association == "overlap":
+            return self._by_overlap(frame)
+        slots, partition_masks = self.model.encode(frame)
+        slots = upcast_half(slots)
+        if self.association == "learned":
+            return self._by_matching(slots, partition_masks)
+        output = DiscoveryOutput(slots, partition_masks=partition_masks, **self.model.decode_frame(slots)._asdict())
+        area = _areas(output.masks)
+        if self.slots is None or self.mean is None or self.area is None:
+            self.slots, self.mean, self.area = slots, slots, area
+            return output
+        if self.association == "hungarian":
+            order = assignment(self.slots @ slots.mT)
+        else:
+            harmonic_mean = 2 / (1 / self.area[:, :, None] + 1 / area[:, None])
+            order = assignment(harmonic_mean * (F.normalize(self.mean, dim=-1) @ F.normalize(slots, dim=-1).mT))
+        self.slots = take_slots(slots, order)
+        self.mean = MOMENTUM * self.mean + (1 - MOMENTUM) * self.slots
+        self.area = MOMENTUM * self.area + (1 - MOMENTUM) * take_slots(area, order)
+        return reorder_slots(output, order)
+
+    def _by_matching(self, slots: Tensor, partition_masks: Tensor) -> DiscoveryOutput:
+        model: Any = self.model  # a PairDiscovery: no other has this association
+        before = slots if self.slots is None else self.slots
+        order = assignment(model.match(before, slots).weights)
+        self.slots = take_slots(slots, order)
+        decoded = model.decode(model.transform(before, self.slots)[:, 1])
+        return DiscoveryOutput(self.slots, partition_masks=take_slots(partition_masks, order), **decoded._asdict())
+
+    def _by_overlap(self, frame: Tensor) -> DiscoveryOutput:
+        self.clip.append(frame)
+        clip = self.model(torch.stack(tuple(self.clip), 1))
+        output = DiscoveryOutput(*(x[:, -1] for x in clip))
+        if self.masks is not None:
+            old, new = self.masks.flatten(2), clip.masks[:, -2].flatten(2)  # of the frame that both clips hold
+            shared = old @ new.mT
+            order = assignment(shared / (old.sum(-1)[:, :, None] + new.sum(-1)[:, None] - shared))
+            output = reorder_slots(output, order)
+        self.masks = output.masks
+        return output
+
+
+def _areas(masks: Tensor) -> Tensor:
+    """Return the share (B, K) of pixels that each slot wins."""
+    return F.one_hot(masks.argmax(1).flatten(1), masks.shape[1]).float().mean(1) + MIN_AREA
+
+
+def assignment(gain: Tensor) -> Tensor:
+    """Return for gains (B, K, K) the column (B, K) of each row, one to one, with the largest sum."""
+    from scipy.optimize import linear_sum_assignment  # takes most of a second to import; only tracking needs it
+
+    pairs = [linear_sum_assignment(each, maximize=True)[1] for each in gain.detach().float().cpu().numpy()]
+    return torch.from_numpy(np.stack(pairs)).to(gain.device)
+
+
+def take_slots(x: Tensor, order: Tensor) -> Tensor:
+    """Return x (B, K, ...) with its slots in this order (B, K)."""
+    return x[torch.arange(len(x), device=x.device)[:, None], order]
+
+
+def reorder_slots(output: DiscoveryOutput, order: Tensor) -> DiscoveryOutput:
+    """Return the output with its slots in this order (B, K). The reconstruction does not depend on it."""
+    by_slot = {name: take_slots(x, order) for name, x in output._asdict().items() if name != "reconstruction"}
+    return output._replace(**by_slot)
+
+
+def track_clip(model: Discovery, clips: Tensor, association: str | None = None) -> list[DiscoveryOutput]:
+    """Return the output for each frame of clips (B, T, 3, H, W), in the order of tracks."""
+    tracker = Tracker(model, association)  # checks the association
+    if model.spacetime:
+        with torch.no_grad():
+            output = model(clips)
+        return [DiscoveryOutput(*(x[:, t] for x in output)) for t in range(clips.shape[1])]
+    return [tracker(frame) for frame in clips.unbind(1)]

@@ -1,0 +1,15 @@
+"""Networks with one job each: from images to features, from features to slots, from slots back to images.
+
+In reading order:
+
+    base          what parts have in common
+    position      position embeddings, and positions of masks
+    encoders      images to features: CNN, ResNet, feature pyramid
+    partition     features to soft masks by k minimum cuts, or by a softmax alone
+    slots         features and masks to slots
+    slot_attention  the baseline
+    decoders      slots to reconstruction and masks
+    decoder_head  the last layers of a decoder, fused for CUDA (decoder_head_triton: the kernels)
+
+Encoders, partitions, slot modules and decoders are registered by name (`cutslots.registry`).
+"""

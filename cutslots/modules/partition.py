@@ -1,0 +1,256 @@
+"""Features to k soft masks by k minimum cuts (the paper's algorithm 1 and its background slot).
+
+A small convolutional network, the edge net, turns features x into edge weights w, 6 for every pixel and cut. Each cut
+gives every pixel a value p. A softmax over the cuts turns them into masks z:
+
+    w_i = f_i(x),    p_i = cut(w_i),    z = softmax(p / temperature)
+
+With a background there are two partitions, one of background and foreground and one of k - 1 objects. The combined
+masks are [background, foreground * object_1, ...]. They sum to one. `combined_temperature` is the temperature of
+another softmax over the combined masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from cutslots.modules.base import check_features, check_kernel_sizes, check_size
+from cutslots.programs.grid_cut import GridCut
+from cutslots.registry import PartConfig, Range, Registry
+
+SOURCE, SINK = -2, -1  # the channels of GridCut that hold a pixel's terminal edges
+
+Background = Literal["cuts", "terminals", "none"]
+
+
+@dataclass(frozen=True)
+class PartitionConfig(PartConfig):
+    """Base of the configs of partitions."""
+
+
+PARTITIONS = Registry("partition", PartitionConfig)
+
+
+@dataclass(frozen=True)
+class SoftmaxPartitionConfig(PartitionConfig):
+    edge_net_channels: Annotated[int, Range(1, 65_536)] = 32
+    """Hidden channels of the network that gives the logits (edge weights, for cuts)."""
+    edge_net_kernel_sizes: Annotated[tuple[int, ...], Range(1, 255)] = (3, 3, 1)
+    """Kernel size of each of its layers."""
+    temperature: float = 0.5
+    """Temperature of the softmax over objects."""
+    background: Background = "cuts"
+    """How slot 0 becomes the background: a partition in two of its own (cuts), the terminal edges of one more cut
+    (terminals), or not at all (none)."""
+    background_temperature: float = 0.1
+    """Temperature of the softmax between background and foreground."""
+    combined_temperature: float | None = None
+    """Temperature of a softmax over the combined masks; none by default."""
+
+
+@dataclass(frozen=True)
+class CutPartitionConfig(SoftmaxPartitionConfig):
+    signed_weights: bool = True
+    """Allow negative edge weights; otherwise they pass a ReLU."""
+    gamma: float = 0.5
+    """Regulariser of the min-cut QP."""
+    reach: float | None = None
+    """Distance in feature pixels over which an edge weight acts; None is the paper, 0.71."""
+    anchor: float = 0.0
+    """0 leaves the terminals free, which balances every cut (the paper); 1 fixes them."""
+    background_anchor: float | None = None
+    """The anchor of the cuts of the background; that of all cuts by default."""
+
+
+@dataclass(frozen=True)
+class SpacetimePartitionConfig(CutPartitionConfig):
+    pass
+
+
+class Partition(NamedTuple):
+    parts: Tensor  # (B, K, C, H, W): the masked features
+    masks: Tensor  # (B, K, H, W), summing to one over K
+
+
+class PartitionModule(nn.Module):
+    """Base class of partitions. Subclasses implement `masks`."""
+
+    has_background = False  # whether mask 0 is the background
+    spacetime = False  # whether features are those of clips, (B, T, C, H, W)
+
+    def masks(self, x: Tensor) -> Tensor:
+        """Return masks (B, K, H, W) of features (B, C, H, W). They sum to one over K."""
+        raise NotImplementedError
+
+
+@PARTITIONS.register("cut", CutPartitionConfig)
+class KPartition(PartitionModule):
+    """Partition of each image by minimum cuts (the paper).
+
+    Takes features (B, C, H, W); returns `num_slots` masked features and masks. `background` says how mask 0 becomes
+    the background: by a partition in two ("cuts"), by the terminal edges of one more cut ("terminals"), or not at all
+    ("none"). `gamma`, `reach` and `anchor` are those of `GridCut`. `background_anchor` applies to the cuts of the
+    background alone: an anchored background need not cover half of the image.
+
+    >>> parts, masks = KPartition(in_channels=8, num_slots=5, size=(16, 16))(torch.randn(2, 8, 16, 16))
+    >>> parts.shape, masks.shape
+    (torch.Size([2, 5, 8, 16, 16]), torch.Size([2, 5, 16, 16]))
+    """
+
+    weights_per_cut = 6
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_slots: int,
+        size: Sequence[int],
+        *,
+        edge_net_channels: int = 32,
+        edge_net_kernel_sizes: Sequence[int] = (3, 3, 1),
+        signed_weights: bool = True,
+        gamma: float = 0.5,
+        reach: float | None = None,
+        anchor: float = 0.0,
+        temperature: float = 0.5,
+        background: Background = "cuts",
+        background_temperature: float = 0.1,
+        background_anchor: float | None = None,
+        combined_temperature: float | None = None,
+    ) -> None:
+        super().__init__()
+        extra_cuts = {"cuts": 1, "terminals": 0, "none": 0}
+        if background not in extra_cuts:
+            raise ValueError(f"background is {background!r}; expected one of {', '.join(extra_cuts)}")
+        if background == "terminals" and self.weights_per_cut == 1:
+            raise ValueError("background is 'terminals', which a partition without cuts does not have; expected 'cuts'")
+        if background_anchor is not None and not 0 <= background_anchor <= 1:
+            raise ValueError(f"background_anchor is {background_anchor}; expected a number from 0 to 1, or None")
+        if num_slots < 2:
+            raise ValueError(f"num_slots is {num_slots}; expected at least 2")
+        _check_temperatures(temperature, background_temperature, combined_temperature)
+        self.in_channels, self.size = in_channels, check_size(size)
+        self.num_cuts = num_slots + extra_cuts[background]
+        self.signed_weights, self.background = signed_weights, background
+        self.has_background = background != "none"
+        self.temperature, self.background_temperature = temperature, background_temperature
+        self.combined_temperature = combined_temperature
+        out_channels = self.num_cuts * self.weights_per_cut
+        self.edge_net = _edge_net(in_channels, edge_net_channels, out_channels, edge_net_kernel_sizes)
+        self.cut = self.background_cut = GridCut(self.size, gamma, reach, anchor)
+        if background_anchor not in (None, anchor):
+            self.background_cut = GridCut(self.size, gamma, reach, background_anchor)
+
+    def forward(self, x: Tensor) -> Partition:
+        masks = self.masks(x)
+        return Partition(masks[:, :, None] * x[:, None], masks)
+
+    def masks(self, x: Tensor) -> Tensor:
+        """Return the masks (B, K, H, W) alone. They sum to one over K."""
+        return self._masks(self.edge_weights(check_features(x, self.in_channels, self.size)))
+
+    def _masks(self, w: Tensor) -> Tensor:
+        if self.background == "none":
+            masks = (self.vertices(w) / self.temperature).softmax(1)
+        else:
+            pair, objects = self._background_and_objects(w)
+            masks = torch.cat([pair[:, :1], pair[:, 1:] * objects], 1)
+        return masks if self.combined_temperature is None else (masks / self.combined_temperature).softmax(1)
+
+    def edge_weights(self, x: Tensor) -> Tensor:
+        """Return the edge weights (B, cuts, 6, H, W) of all cuts."""
+        w = self.edge_net(x)
+        w = w if self.signed_weights else w.relu()
+        return w.unflatten(1, (self.num_cuts, self.weights_per_cut))
+
+    def vertices(self, w: Tensor, background: bool = False) -> Tensor:
+        """Return the vertex variables p (B, cuts, H, W)."""
+        return self.cut_for(w, background)(w)
+
+    def cut_for(self, w: Tensor, background: bool = False) -> GridCut:
+        """Return the layer that solves the cuts of these edge weights."""
+        return self.background_cut if background else self.cut
+
+    def _background_and_objects(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        if self.background == "terminals":
+            pair = self.cut_for(w, background=True).solve(w[:, 0]).d[:, [SOURCE, SINK]]
+            p = self.vertices(w[:, 1:])
+        elif self.background_cut is self.cut:
+            pair, p = self.vertices(w).tensor_split([2], 1)
+        else:
+            pair, p = self.vertices(w[:, :2], background=True), self.vertices(w[:, 2:])
+        return (pair / self.background_temperature).softmax(1), (p / self.temperature).softmax(1)
+
+
+@PARTITIONS.register("softmax", SoftmaxPartitionConfig)
+class SoftmaxPartition(KPartition):
+    """The no-cut ablation: the network gives p itself, and a softmax the masks."""
+
+    weights_per_cut = 1
+
+    def vertices(self, w: Tensor, background: bool = False) -> Tensor:
+        return w.squeeze(2).float()
+
+
+@PARTITIONS.register("spacetime-cut", SpacetimePartitionConfig)
+class SpacetimePartition(KPartition):
+    """Partition of clips by minimum cuts through space and time: a mask follows its object.
+
+    Takes features (B, T, C, H, W) of clips of any length. The edge net sees one frame at a time. Two more weights for
+    every pixel connect it to the frames before and after.
+
+    >>> parts, masks = SpacetimePartition(8, 5, (16, 16))(torch.randn(2, 3, 8, 16, 16))
+    >>> parts.shape, masks.shape
+    (torch.Size([2, 3, 5, 8, 16, 16]), torch.Size([2, 3, 5, 16, 16]))
+    """
+
+    weights_per_cut = 8
+    spacetime = True
+
+    def __init__(self, in_channels: int, num_slots: int, size: Sequence[int], **options: Any) -> None:
+        super().__init__(in_channels, num_slots, size, **options)
+        self.clip_cuts = nn.ModuleDict()  # by length; nothing in them is learned
+
+    def forward(self, x: Tensor) -> Partition:
+        masks = self.masks(x)
+        return Partition(masks[:, :, :, None] * x[:, :, None], masks)
+
+    def masks(self, x: Tensor) -> Tensor:
+        """Return the masks (B, T, K, H, W) alone. They sum to one over K."""
+        if x.ndim != 5:
+            raise ValueError(f"features have shape {tuple(x.shape)}; expected (B, T, C, H, W)")
+        w = self.edge_weights(check_features(x.flatten(0, 1), self.in_channels, self.size)).unflatten(0, x.shape[:2])
+        return self._masks(w.movedim(1, 3)).movedim(2, 1)
+
+    def cut_for(self, w: Tensor, background: bool = False) -> GridCut:
+        return self.prepare(w.shape[-3], background)
+
+    def prepare(self, frames: int, background: bool = False) -> GridCut:
+        """Return the layer for clips of so many frames. It is made once, at best before the model is compiled."""
+        cut = self.background_cut if background else self.cut
+        key = f"{frames}_{'background' if cut is not self.cut else 'objects'}"
+        if key not in self.clip_cuts:
+            made = GridCut((frames, *self.size), cut.gamma, cut.reach, cut.anchor)
+            self.clip_cuts[key] = made.to(cut.device, cut.dtype)
+        return cast(GridCut, self.clip_cuts[key])
+
+
+def _edge_net(in_channels: int, hidden: int, out_channels: int, kernel_sizes: Sequence[int]) -> nn.Sequential:
+    check_kernel_sizes(kernel_sizes, 1, "edge_net_kernel_sizes")
+    channels = [in_channels] + [hidden] * (len(kernel_sizes) - 1) + [out_channels]
+    layers: list[nn.Module] = []
+    for kernel, (before, after) in zip(kernel_sizes, pairwise(channels), strict=True):
+        layers += [nn.Conv2d(before, after, kernel, padding=kernel // 2), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _check_temperatures(temperature: float, background: float, combined: float | None) -> None:
+    named = {"temperature": temperature, "background_temperature": background, "combined_temperature": combined}
+    for name, value in named.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} is {value}; expected a positive number")

@@ -1,0 +1,71 @@
+"""Position embeddings, and the positions of masks.
+
+A slot may carry the position of its mask in its last three components, (y, x, scale), for a decoder that places what
+it reconstructs there. The idea is Invariant Slot Attention's (Biza et al., 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cutslots.modules.base import check_features, check_size, upcast_half
+
+POSITION_DIM = 3  # components of a mask's position: y, x, scale
+FULL_IMAGE = (0.5, 0.5, 12**-0.5)  # the position of a mask that covers the image evenly
+MIN_SCALE = 0.04  # of masks of a few pixels, which would be enlarged without bound
+
+
+class SoftPositionEmbedding(nn.Module):
+    """Adds a learned linear function of (y, x, 1 - y, 1 - x) to every pixel, as Slot Attention does."""
+
+    grid: Tensor
+
+    def __init__(self, channels: int, size: Sequence[int]) -> None:
+        super().__init__()
+        yx = _coordinates(*check_size(size))
+        self.register_buffer("grid", torch.cat([yx, 1 - yx], -1), persistent=False)
+        self.linear = nn.Linear(4, channels)
+
+    def forward(self, x: Tensor, position: Tensor | None = None) -> Tensor:
+        """Return `x` (B, C, H, W) with the embedding added.
+
+        With a `position` (B, 3) for each image, coordinates are relative to it (see `mask_positions`).
+        """
+        check_features(x, self.linear.out_features, self.grid.shape[:2])
+        if position is None:
+            return x + self.linear(self.grid).permute(2, 0, 1)
+        center, scale = position[:, None, None, :2], position[:, None, None, 2:]
+        yx = FULL_IMAGE[0] + (self.grid[..., :2] - center) * (FULL_IMAGE[2] / scale)
+        return x + self.linear(torch.cat([yx, 1 - yx], -1)).permute(0, 3, 1, 2)
+
+
+def mask_positions(masks: Tensor) -> Tensor:
+    """Return the center (y, x) and the scale of masks (B, K, H, W), as (B, K, 3) in units of the image sides.
+
+    The scale is the root mean square distance from the center along an axis. Half precision is computed in float32.
+    """
+    masks = upcast_half(masks)
+    yx = _coordinates(*masks.shape[-2:]).to(masks).flatten(0, 1)
+    weight = masks.flatten(2)
+    with torch.autocast(masks.device.type, enabled=False):
+        weight = weight / (weight.sum(-1, keepdim=True) + 1e-6)
+        center, square = weight @ yx, weight @ yx.square()
+        variance = (square - center.square()).mean(-1, keepdim=True)
+        return torch.cat([center, variance.clamp(min=MIN_SCALE**2).sqrt()], -1)
+
+
+def append_positions(slots: Tensor, masks: Tensor, has_background: bool) -> Tensor:
+    """Append the positions of masks to slots (B, K, D): (B, K, D + 3). The position of a background is the image."""
+    position = mask_positions(masks)
+    if has_background:
+        background = position.new_tensor(FULL_IMAGE).expand_as(position[:, :1])
+        position = torch.cat([background, position[:, 1:]], 1)
+    return torch.cat([slots.to(position.dtype), position], -1)
+
+
+def _coordinates(height: int, width: int) -> Tensor:
+    axes = (torch.linspace(0, 1, n, device="cpu") for n in (height, width))
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)

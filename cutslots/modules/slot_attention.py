@@ -1,0 +1,94 @@
+"""Slot Attention (Locatello et al., 2020), the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+
+from cutslots.modules.base import check_size, mlp
+from cutslots.modules.position import SoftPositionEmbedding
+from cutslots.modules.slots import SLOTS, SlotModule, Slots, SlotsConfig
+from cutslots.registry import Range
+
+
+@dataclass(frozen=True)
+class SlotAttentionConfig(SlotsConfig):
+    num_iterations: Annotated[int, Range(1, 64)] = 3
+    """Iterations of attention."""
+    mlp_dim: Annotated[int, Range(1, 65_536)] = 128
+    """Hidden dimension of the residual MLP."""
+
+
+@SLOTS.register("slot-attention", SlotAttentionConfig)
+class SlotAttention(SlotModule):
+    """Slot Attention, with the position embedding, layer norm and MLP that precede it (the baseline).
+
+    The reference's settings: 3 iterations, slots sampled from one learned Gaussian, attention normalised over slots
+    and then averaged over pixels with epsilon 1e-8, a GRU and a residual MLP. Every call samples new initial slots
+    from torch's generator.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_slots: int,
+        size: Sequence[int],
+        slot_dim: int = 64,
+        *,
+        num_iterations: int = 3,
+        mlp_dim: int = 128,
+        relative_positions: bool = False,
+        epsilon: float = 1e-8,
+    ) -> None:
+        super().__init__(num_slots, slot_dim, relative_positions)
+        dim = self.content_dim
+        self.size = check_size(size)
+        self.num_iterations, self.epsilon = num_iterations, epsilon
+        self.position = SoftPositionEmbedding(in_channels, size)
+        self.features = mlp(in_channels, in_channels, in_channels)
+        self.norm_inputs = nn.LayerNorm(in_channels)
+        self.norm_slots = nn.LayerNorm(dim)
+        self.query = nn.Linear(dim, dim, bias=False)
+        self.key_value = nn.Linear(in_channels, 2 * dim, bias=False)
+        self.gru = nn.GRUCell(dim, dim)
+        self.mlp = mlp(dim, mlp_dim, dim)
+        self.mean = nn.Parameter(nn.init.xavier_uniform_(torch.empty(1, 1, dim)))
+        self.log_scale = nn.Parameter(nn.init.xavier_uniform_(torch.empty(1, 1, dim)))
+        self._initialize()
+
+    def _initialize(self) -> None:
+        """Initialise as the reference does in TensorFlow: Glorot weights, orthogonal recurrent ones, zero biases."""
+        for name, parameter in self.named_parameters():
+            if name.startswith("gru.weight"):
+                for gate in parameter.detach().chunk(3):
+                    nn.init.orthogonal_(gate) if name.endswith("hh") else nn.init.xavier_uniform_(gate)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+        for name, parameter in self.named_parameters():
+            if "bias" in name:
+                nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor) -> Slots:
+        x = self.position(x)
+        pixels = self.norm_inputs(self.features(x.flatten(2).mT))
+        key, value = self.key_value(pixels).chunk(2, -1)  # (B, HW, D)
+        noise = torch.randn(len(x), self.num_slots, self.content_dim, device=x.device)
+        slots = self.mean + self.log_scale.exp() * noise
+        attention = slots
+        for _ in range(self.num_iterations):
+            slots, attention = self._iterate(slots, key, value)
+        masks = attention.unflatten(-1, self.size)
+        return Slots(self.with_positions(slots, masks), masks)
+
+    def _iterate(self, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        query = self.query(self.norm_slots(slots)) * key.shape[-1] ** -0.5
+        attention = (query @ key.mT).float().softmax(1)  # (B, K, HW), over slots
+        weights = attention + self.epsilon
+        update = (weights / weights.sum(-1, keepdim=True)).to(value.dtype) @ value
+        slots = self.gru(update.flatten(0, 1), slots.to(update.dtype).flatten(0, 1)).view_as(slots)
+        return slots + self.mlp(slots), attention

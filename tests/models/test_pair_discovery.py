@@ -1,0 +1,200 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cutslots.models.discovery import build
+from cutslots.models.pair_discovery import PairDiscovery, PairDiscoveryConfig
+from cutslots.modules.decoders import PixelShuffleDecoder
+from cutslots.modules.encoders import CNNEncoder
+from cutslots.modules.slots import CutSlots
+from cutslots.programs.matching import match_slots
+from tests.conftest import DEVICES
+from tests.models.configs import (
+    PAIRS,
+    SLOTS,
+    SPACETIME_SLOTS,
+    assert_same,
+    assert_trains,
+    clips,
+    run_seeded,
+    small_model,
+)
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+@pytest.mark.parametrize("slots", SLOTS)
+@pytest.mark.parametrize("frame", [0, 1])
+def test_the_loss_of_one_frame_reaches_both(slots, frame):
+    model, image = small_model("pairs", slots=SLOTS[slots]), clips().requires_grad_()
+    assert_trains(model, (model(image).reconstruction - image.detach())[:, frame].square().mean())
+    assert image.grad[:, 0].any() and image.grad[:, 1].any()
+
+
+def test_the_matching_alone_carries_a_gradient():
+    """Without the MLP between the frames, frame 2 depends on frame 1 through the matching weights only."""
+    model, image = small_model("pairs"), clips().requires_grad_()
+    for value in model.motion[-1].parameters():
+        torch.nn.init.zeros_(value)
+    output = model(image)
+    first, second = ((output.reconstruction - image.detach())[:, t].square().mean() for t in (0, 1))
+    (grad,) = torch.autograd.grad(second, image, retain_graph=True)
+    assert grad[:, 0].any() and grad[:, 1].any()
+    (grad,) = torch.autograd.grad(first, image)
+    assert grad[:, 0].any() and not grad[:, 1].any(), "frame 1 is reconstructed from its own slots"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_algorithm_3_written_out(device):
+    """Slots of each frame, matched, transformed by the MLP, decoded. A partner is a mean under the weights."""
+    model, image = small_model("pairs").to(device), clips().to(device)
+    with torch.no_grad():
+        output = model(image)
+        (s, s_masks), (t, t_masks) = model.encode(image[:, 0]), model.encode(image[:, 1])
+        r, weights = model.match(s, t)
+        torch.testing.assert_close(r, weights @ t)
+        pair = torch.cat([s, r], -1)
+        transformed = (pair + model.motion(pair)).unflatten(-1, (2, -1)).movedim(-2, 1)
+        torch.testing.assert_close(output.slots, transformed)
+        torch.testing.assert_close(model.transform(s, r), transformed)
+        matched = torch.einsum("bij,bjyx->biyx", weights, t_masks)
+        torch.testing.assert_close(output.partition_masks, torch.stack([s_masks, matched], 1))
+        for k, slots in enumerate(transformed.unbind(1)):
+            for name, x in model.decode(slots)._asdict().items():
+                torch.testing.assert_close(getattr(output, name)[:, k], x)
+
+
+def test_a_frame_is_decoded_as_a_pair_of_itself():
+    model, slots = small_model("pairs"), torch.randn(2, 3, 16)
+    with torch.no_grad():
+        expected = model.decode(model.transform(slots, slots)[:, 1])
+        for a, b in zip(model.decode_frame(slots), expected, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("slots", ["cut", "attention"])
+def test_shapes(slots):
+    output = small_model("pairs", slots=SLOTS[slots])(clips(5))
+    assert output.slots.shape == (5, 2, 3, 16) and output.masks.shape == (5, 2, 3, 16, 16)
+    assert output.partition_masks.shape == (5, 2, 3, 8, 8)
+    assert output.slot_reconstructions.shape == (5, 2, 3, 3, 16, 16)
+    assert output.reconstruction.shape == (5, 2, 3, 16, 16)
+    torch.testing.assert_close(output.masks.sum(2), torch.ones(5, 2, 16, 16))
+    assert small_model("pairs", slots=SLOTS[slots])(clips(0)).masks.shape == (0, 2, 3, 16, 16)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (15, 9), (24, 40)])
+def test_image_sizes(size):
+    model = build(replace(PAIRS, image_size=size))
+    assert model(torch.rand(1, 2, 3, *size)).masks.shape == (1, 2, 3, *size) and model.image_size == size
+
+
+def test_bytes_and_floats_are_the_same_clip():
+    model, image = small_model("pairs"), torch.randint(0, 256, (2, 2, 3, 16, 16), dtype=torch.uint8)
+    assert_same(run_seeded(model, image), run_seeded(model, image / 255))
+
+
+def test_a_model_of_modules():
+    parts = CNNEncoder(8, (3,)), CutSlots(8, 4, (8, 10), 20), PixelShuffleDecoder(20, (16, 20))
+    model = PairDiscovery(*parts, match_gamma=0.2, match_temperature=0.3, motion_dim=5)
+    assert model.frames == 2 and model.takes_clips and model.config is None
+    assert model.motion[1].out_features == 5 and model.motion[1].in_features == 40
+    assert model(torch.rand(1, 2, 3, 16, 20)).masks.shape == (1, 2, 4, 16, 20)
+    s, t = torch.randn(2, 1, 4, 20)
+    unit_s, unit_t = (torch.nn.functional.normalize(x, dim=-1) for x in (s, t))
+    torch.testing.assert_close(model.match(s, t).weights, match_slots(unit_s, unit_t, 0.2, 0.3).weights)
+
+
+# ------------------------------------------------------------------------------------------------------------- matching
+
+
+def orthogonal_slots(seed, count=5, batch=2):
+    """Return orthogonal slots (B, K, D) of lengths from one to three."""
+    generator = torch.Generator().manual_seed(seed)
+    slots = torch.linalg.qr(torch.randn(batch, 16, 16, generator=generator)).Q[:, :count]
+    return slots * (1 + 2 * torch.rand(batch, count, 1, generator=generator))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.permutations(range(5)), seeds)
+def test_matching_recovers_a_permutation(order, seed):
+    model, slots = small_model("pairs"), orthogonal_slots(seed)
+    partner, weights = model.match(slots, slots[:, order])
+    inverse = torch.tensor(order).argsort()
+    assert torch.equal(weights.argmax(-1), inverse.expand(2, 5))
+    expected = torch.nn.functional.one_hot(inverse, 5).float().expand(2, 5, 5)
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(partner, slots, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 5))
+
+
+@settings(max_examples=15, deadline=None)
+@given(seeds)
+def test_matching_weights_sum_to_one_and_depend_on_angles_only(seed):
+    s, t = torch.randn(2, 3, 4, 16, generator=torch.Generator().manual_seed(seed)) * 10
+    model = small_model("pairs")
+    weights = model.match(s, t).weights
+    torch.testing.assert_close(weights.sum(-1), torch.ones(3, 4))
+    assert (weights >= 0).all()
+    torch.testing.assert_close(model.match(3 * s, t / 7).weights, weights, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_matching_stays_in_float32(device):
+    model, s = small_model("pairs").to(device), torch.randn(2, 4, 16, device=device)
+    t = s.flip(1) + 0.3 * torch.randn_like(s)
+    plain = model.match(s, t)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        inside = model.match(s, t)
+        assert all(x.dtype == torch.float32 for x in inside)
+        assert all(x.dtype == torch.float32 for x in model.match(s.bfloat16(), t.bfloat16()))
+        output = model(clips().to(device))
+    assert all(torch.equal(a, b) for a, b in zip(inside, plain, strict=True))
+    assert output.masks.dtype == output.reconstruction.dtype == torch.float32
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    "shape, message",
+    [
+        ((2, 3, 16, 16), r"image has shape \(2, 3, 16, 16\); expected clips \(B, 2, 3, H, W\)"),
+        ((2, 3, 3, 16, 16), r"image has shape \(2, 3, 3, 16, 16\); expected clips \(B, 2, 3, H, W\)"),
+        ((1, 2, 3, 16, 17), r"image has shape \(2, 3, 16, 17\); expected \(B, 3, 16, 16\)"),
+        ((1, 2, 1, 16, 16), r"image has shape \(2, 1, 16, 16\); expected \(B, 3, 16, 16\)"),
+    ],
+)
+def test_bad_clips(shape, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        small_model("pairs")(torch.rand(shape))
+
+
+def test_clips_of_integers():
+    with pytest.raises(TypeError, match=r"^image has dtype torch\.int64; expected uint8 or a floating-point type$"):
+        small_model("pairs")(torch.zeros(1, 2, 3, 16, 16, dtype=torch.int64))
+
+
+def test_slots_without_positions_are_expected():
+    with pytest.raises(ValueError, match=r"^relative_positions is set; expected slots without positions"):
+        build(replace(PAIRS, slots=replace(PAIRS.slots, relative_positions=True)))
+
+
+def test_slots_for_images_are_expected():
+    with pytest.raises(ValueError, match=r"^slots partition clips; expected a slot module for images"):
+        build(replace(PAIRS, slots=SPACETIME_SLOTS))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"motion_dim": 0}, "motion_dim is 0; expected an integer from 1 to 65,536"),
+        ({"match_gamma": "small"}, "match_gamma is 'small'; expected a number"),
+    ],
+)
+def test_bad_options(changes, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        PairDiscoveryConfig(**changes)

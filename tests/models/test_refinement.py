@@ -1,0 +1,264 @@
+"""Mask refinement against brute force, and on cases computed by hand."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from cutslots.evaluation import metrics
+from cutslots.models import refinement
+from cutslots.models.discovery import DiscoveryOutput
+from cutslots.models.mask_kinds import MASK_KINDS
+from cutslots.models.refinement import (
+    MIN_OVERLAP,
+    high_recall_masks,
+    merge_slots,
+    posterior_masks,
+    refine_masks,
+    refine_video_masks,
+    select_masks,
+    slot_overlap,
+)
+
+
+def make_output(masks, slot_reconstructions):
+    empty = torch.empty(0)
+    reconstruction = (masks[:, :, None] * slot_reconstructions).sum(1)
+    return DiscoveryOutput(empty, masks, empty, reconstruction, slot_reconstructions)
+
+
+def random_case(seed, B=2, K=5, H=6, W=6):
+    generator = torch.Generator().manual_seed(seed)
+    masks = (3 * torch.randn(B, K, H, W, generator=generator)).softmax(1)
+    colors = torch.rand(B, 3, 3, generator=generator)[:, torch.randint(0, 3, (K,), generator=generator)]  # some equal
+    slot_reconstructions = colors[..., None, None] + 0.05 * torch.randn(B, K, 3, H, W, generator=generator)
+    return make_output(masks, slot_reconstructions), torch.rand(B, 3, H, W, generator=generator)
+
+
+def merge_by_brute_force(masks, slot_reconstructions, merge_threshold):
+    """Merge the slots of one image as the module describes it. Merged slots are lists of their members."""
+    reconstruction = (masks[:, None] * slot_reconstructions).sum(0)
+    limit = merge_threshold * reconstruction.flatten(1).var(1, correction=0).mean().item()
+    groups = {k: [k] for k in range(len(masks))}
+    while True:
+        best = None
+        for one, other in itertools.combinations(groups, 2):
+            overlap = distance = 0.0
+            for k, j in itertools.product(groups[one], groups[other]):
+                both = masks[k] * masks[j]
+                overlap += both.mean().item()
+                squares = (slot_reconstructions[k] - slot_reconstructions[j]).square().mean(0)
+                distance += (both * squares).mean().item()
+            similar = overlap >= MIN_OVERLAP and distance / overlap < limit
+            if similar and (best is None or distance / overlap < best[0]):
+                best = distance / overlap, one, other
+        if best is None:
+            return [next(name for name, group in groups.items() if k in group) for k in range(len(masks))]
+        small, large = sorted(best[1:], key=lambda name: sum(masks[k].sum() for k in groups[name]))
+        groups[large] += groups.pop(small)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), merge_threshold=st.sampled_from([-0.1, 0.0, 0.03, 0.3, 1.0, 3.0, 1e9]))
+def test_merging_equals_brute_force(seed, merge_threshold):
+    case, _ = random_case(seed)
+    case = DiscoveryOutput(*(x.double() for x in case))
+    pairs = zip(case.masks, case.slot_reconstructions, strict=True)
+    expected = [merge_by_brute_force(masks, slots, merge_threshold) for masks, slots in pairs]
+    assert merge_slots(slot_overlap(case), merge_threshold).tolist() == expected
+
+
+def test_merging_by_hand():
+    """Slots 0 and 1 overlap in half of the image and differ by 0.1 there. Slots 1 and 2 overlap in the other half and
+    differ by 0.4. Slot 3 overlaps none. Slot reconstructions do not count where slots do not overlap."""
+    masks = torch.tensor([[0.6, 0.0], [0.4, 0.3], [0.0, 0.7], [0.0, 0.0]]).view(1, 4, 1, 2)
+    slots = torch.tensor([[0.2, 0.9], [0.3, 0.5], [0.8, 0.9], [0.3, 0.5]]).view(1, 4, 1, 1, 2).expand(1, 4, 3, 1, 2)
+    statistics = slot_overlap(make_output(masks, slots))
+    torch.testing.assert_close(statistics.overlap[0, 0], torch.tensor([0.18, 0.12, 0, 0], dtype=torch.float64))
+    torch.testing.assert_close(statistics.distance[0, 1], torch.tensor([0.0012, 0, 0.0168, 0], dtype=torch.float64))
+    torch.testing.assert_close(statistics.area[0], torch.tensor([0.3, 0.35, 0.35, 0], dtype=torch.float64))
+    # The reconstruction is 0.24 and 0.78: a variance of 0.0729. The distances are 0.01 and 0.16.
+    torch.testing.assert_close(statistics.variance, torch.tensor([0.0729], dtype=torch.float64))
+    assert merge_slots(statistics, 0.13).tolist() == [[0, 1, 2, 3]]
+    assert merge_slots(statistics, 0.14).tolist() == [[1, 1, 2, 3]], "the smaller is merged into the larger"
+    assert merge_slots(statistics, 2.1).tolist() == [[1, 1, 2, 3]]
+    assert merge_slots(statistics, 2.2).tolist() == [[1, 1, 1, 3]], "0 and 1 together are larger than 2"
+
+
+def test_posterior_is_bayes_rule():
+    masks = torch.tensor([0.7, 0.3]).view(1, 2, 1, 1)
+    slots = torch.tensor([[0.1, 0.2, 0.3], [0.5, 0.5, 0.5]]).view(1, 2, 3, 1, 1)
+    image = torch.tensor([0.4, 0.4, 0.5]).view(1, 3, 1, 1)
+    weights = [
+        prior * math.exp(-sum((x - c) ** 2 for x, c in zip((0.4, 0.4, 0.5), color, strict=True)) / (2 * 0.2**2))
+        for prior, color in ((0.7, (0.1, 0.2, 0.3)), (0.3, (0.5, 0.5, 0.5)))
+    ]
+    output, expected = make_output(masks, slots), torch.tensor(weights) / sum(weights)
+    torch.testing.assert_close(posterior_masks(output, image, 0.2).flatten(), expected)
+    torch.testing.assert_close(refine_masks(output, image, 0.2, merge_threshold=-1.0).flatten(), expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_masks_sum_to_one_and_merged_slots_are_empty(seed):
+    case, image = random_case(seed)
+    masks = refine_masks(case, image)
+    torch.testing.assert_close(masks.sum(1), torch.ones(2, 6, 6))
+    unmerged = refine_masks(case, image, merge_threshold=-1.0)
+    kept = masks.sum((2, 3)) > 0
+    assert (kept.sum(1) <= 5).all() and kept.any(1).all()
+    assert (masks[kept] >= unmerged[kept] - 1e-6).all()
+
+
+def test_wide_sigma_without_merging_gives_the_decoder_masks():
+    case, image = random_case(0)
+    torch.testing.assert_close(refine_masks(case, image, pixel_sigma=1e6, merge_threshold=-1.0), case.masks)
+
+
+def test_images_of_a_batch_are_independent():
+    case, image = random_case(3, B=4)
+    alone = torch.cat(
+        [refine_masks(DiscoveryOutput(*(x[b : b + 1] for x in case)), image[b : b + 1]) for b in range(4)]
+    )
+    torch.testing.assert_close(refine_masks(case, image), alone)
+
+
+def test_order_of_slots_does_not_matter():
+    case, image = random_case(5)
+    order = torch.randperm(5, generator=torch.Generator().manual_seed(0))
+    permuted = make_output(case.masks[:, order], case.slot_reconstructions[:, order])
+    torch.testing.assert_close(refine_masks(permuted, image), refine_masks(case, image)[:, order])
+
+
+def test_fragments_of_the_background_are_merged():
+    truth = torch.zeros(1, 16, 16, dtype=torch.long)
+    truth[:, 4:8, 4:8], truth[:, 9:14, 8:15] = 1, 2
+    colors = torch.tensor([[0.2, 0.3, 0.4], [0.9, 0.1, 0.1], [0.1, 0.8, 0.2]])
+    image = colors[truth].permute(0, 3, 1, 2)
+    fragments = torch.where(truth > 0, truth + 1, (torch.arange(16) >= 9).long()[None, None].expand_as(truth))
+    hard = F.one_hot(fragments, 5).permute(0, 3, 1, 2).float()
+    masks = F.avg_pool2d(
+        F.pad(hard, (1, 1, 1, 1), mode="replicate"), 3, stride=1
+    )  # soft at borders, as those of decoders
+    slots = torch.cat([colors[:1], colors, colors[:1]])[None, :, :, None, None].expand(1, 5, 3, 16, 16)
+    before, after = (
+        metrics.image_metrics(truth, masks.argmax(1)),
+        metrics.image_metrics(truth, refine_masks(make_output(masks, slots), image).argmax(1)),
+    )
+    assert before["miou"] < 0.9 and before["ari"] < 0.8
+    assert after["miou"] == 1 and after["ari"] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_refined_in_float32(dtype):
+    case, image = random_case(1)
+    half = DiscoveryOutput(*(x.to(dtype) for x in case))
+    assert refine_masks(half, image).dtype == torch.float32
+    torch.testing.assert_close(refine_masks(half, (image * 255).byte()).sum(1), torch.ones(2, 6, 6))
+
+
+# --------------------------------------------------------------------------------------------------- high-recall masks
+
+
+def pixels(*rows):
+    """Return masks (1, K, 1, n) of an image of n pixels, one row for each slot."""
+    return torch.tensor(rows, dtype=torch.float64)[None, :, None, :]
+
+
+def test_high_recall_masks_by_hand():
+    """The second slot has 0.9 and 0.3 of two pixels, 0.6 on average. The third has at most 0.1 of what it would win."""
+    masks = pixels([0.1, 0.7, 0.9, 0.95, 1.0], [0.9, 0.3, 0.0, 0.0, 0.0], [0.0, 0.0, 0.1, 0.05, 0.0])
+    assert masks.argmax(1).flatten().tolist() == [1, 0, 0, 0, 0]
+    got = high_recall_masks(masks)
+    assert got.argmax(1).flatten().tolist() == [1, 1, 0, 0, 0]
+    expected = [[0.1 / 45.1, 0.7 / 15.7, 0.9, 0.95, 1], [45 / 45.1, 15 / 15.7, 0, 0, 0], [0, 0, 0.1, 0.05, 0]]
+    torch.testing.assert_close(got, pixels(*expected))
+
+
+def test_confidence_is_a_mean_over_all_pixels_of_a_slot():
+    """A slot below the threshold keeps what it has."""
+    for second, expected in ((0.15, [1, 0, 0, 0]), (0.25, [1, 1, 0, 0])):  # 0.525 and 0.575
+        masks = pixels([0.1, 1 - second, 1.0, 1.0], [0.9, second, 0.0, 0.0])
+        assert high_recall_masks(masks).argmax(1).flatten().tolist() == expected
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_only_the_background_loses_pixels(seed):
+    case, image = random_case(seed)
+    masks = refine_masks(case, image)
+    got, background = high_recall_masks(masks), masks.mean((2, 3)).argmax(1)
+    torch.testing.assert_close(got.sum(1), torch.ones(2, 6, 6))
+    for b in range(2):
+        assert (got[b, background[b]] <= masks[b, background[b]] + 1e-6).all()
+        before, after = masks[b].argmax(0), got[b].argmax(0)
+        assert (after[before != after] != background[b]).all(), "no pixel becomes background"
+
+
+def test_high_recall_masks_do_not_depend_on_the_order_of_slots_or_images():
+    case, image = random_case(5, B=4)
+    masks = refine_masks(case, image)
+    order = torch.randperm(5, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(high_recall_masks(masks[:, order]), high_recall_masks(masks)[:, order])
+    torch.testing.assert_close(
+        torch.cat([high_recall_masks(masks[b : b + 1]) for b in range(4)]), high_recall_masks(masks)
+    )
+
+
+def test_high_recall_thresholds_are_arguments():
+    masks = pixels([0.1, 0.75, 1.0, 1.0], [0.9, 0.25, 0.0, 0.0])  # a confidence of 0.575
+    labels = lambda **options: high_recall_masks(masks, **options).argmax(1).flatten().tolist()
+    assert labels() == [1, 1, 0, 0]
+    assert labels(min_confidence=0.6) == [1, 0, 0, 0]
+    assert labels(background_weight=0.5) == [1, 0, 0, 0], "0.25 is less than half of 0.75"
+
+
+# ----------------------------------------------------------------------------------------------- videos, kinds, options
+
+
+def test_video_of_one_frame_equals_an_image():
+    case, image = random_case(7)
+    (masks,) = refine_video_masks([case], image[:, None], merge_threshold=refinement.MERGE_THRESHOLD)
+    torch.testing.assert_close(masks, refine_masks(case, image))
+
+
+def test_slots_are_merged_in_all_frames_or_in_none():
+    (one, first), (other, second) = random_case(8), random_case(9)
+    masks = refine_video_masks([one, other], torch.stack([first, second], 1), merge_threshold=1.0)
+    assert torch.equal(masks[0].sum((2, 3)) > 0, masks[1].sum((2, 3)) > 0)
+
+
+def test_images_need_not_be_square():
+    case, image = random_case(2, H=6, W=9)
+    masks = refine_masks(case, image)
+    turned = DiscoveryOutput(*(x.mT if x.ndim > 1 else x for x in case))
+    torch.testing.assert_close(refine_masks(turned, image.mT), masks.mT)
+    assert high_recall_masks(masks).shape == masks.shape == (2, 5, 6, 9)
+
+
+def test_min_overlap_is_an_argument():
+    case, _ = random_case(4)
+    statistics = slot_overlap(case)
+    assert merge_slots(statistics, 1e9).tolist() != [list(range(5))] * 2
+    assert merge_slots(statistics, 1e9, min_overlap=1.0).tolist() == [list(range(5))] * 2
+
+
+def test_masks_of_each_kind():
+    case, image = random_case(6)
+    refined = refine_masks(case, image)
+    expected = {"decoder": case.masks, "refined": refined, "high-recall": high_recall_masks(refined)}
+    assert expected.keys() == MASK_KINDS.keys()
+    for kind, masks in expected.items():
+        assert torch.equal(select_masks(kind, case, image), masks)
+    with pytest.raises(ValueError, match=r"^masks is 'sharp'; expected one of decoder, refined, high-recall$"):
+        select_masks("sharp", case, image)
+
+
+def test_refinement_needs_slot_reconstructions():
+    case, image = random_case(0)
+    with pytest.raises(ValueError, match=r"^slot_reconstructions is None; expected a tensor"):
+        refine_masks(case._replace(slot_reconstructions=None), image)

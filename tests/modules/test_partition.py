@@ -1,0 +1,235 @@
+import pytest
+import torch
+
+from cutslots import GridCut
+from cutslots.modules.partition import KPartition, SoftmaxPartition, SpacetimePartition
+from tests.conftest import DEVICES
+from tests.programs.literal import literal_cut
+
+X = torch.randn(2, 8, 6, 9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("background", ["cuts", "terminals", "none"])
+@pytest.mark.parametrize("combined_temperature", [None, 0.1])
+def test_masks_sum_to_one(device, background, combined_temperature):
+    options = {"background": background, "combined_temperature": combined_temperature}
+    partition = KPartition(8, 5, (6, 9), **options).to(device)
+    masks = partition.masks(X.to(device))
+    assert masks.shape == (2, 5, 6, 9) and masks.dtype == torch.float32 and (masks >= 0).all()
+    torch.testing.assert_close(masks.sum(1), torch.ones(2, 6, 9, device=device))
+    assert partition.has_background == (background != "none") and not partition.spacetime
+
+
+@pytest.mark.parametrize("anchor, background_anchor", [(0.0, None), (0.0, 0.0), (0.0, 1.0), (0.5, 0.2)])
+def test_algorithm_1_written_out(anchor, background_anchor):
+    """Edge weights by the network, cuts one by one, softmax at each temperature, foreground times objects."""
+    anchors = {"anchor": anchor, "background_anchor": background_anchor}
+    partition = KPartition(8, 4, (6, 9), temperature=0.5, background_temperature=0.1, **anchors)
+    parts, masks = partition(X)
+    w = partition.edge_net(X).reshape(2, 5, 6, 6, 9)
+    by_cut = [anchor if background_anchor is None else background_anchor] * 2 + [anchor] * 3
+    p = [GridCut((6, 9), gamma=0.5, anchor=each)(w[:, i]) for i, each in enumerate(by_cut)]
+    background, foreground = torch.softmax(torch.stack(p[:2]) / 0.1, 0)
+    objects = torch.softmax(torch.stack(p[2:]) / 0.5, 0)
+    expected = [background, *(foreground * mask for mask in objects)]
+    torch.testing.assert_close(masks, torch.stack(expected, 1))
+    for i in range(4):
+        torch.testing.assert_close(parts[:, i], X * expected[i][:, None])
+    torch.testing.assert_close(parts.sum(1), X, msg="the parts sum to the features")
+
+
+@pytest.mark.parametrize("background_anchor", [None, 0.7])
+def test_terminals_of_one_more_cut_make_the_background(background_anchor):
+    options = {"background": "terminals", "background_temperature": 1.0, "background_anchor": background_anchor}
+    partition = KPartition(8, 3, (6, 9), signed_weights=False, **options)
+    w = partition.edge_net(X).relu().reshape(2, 3, 6, 6, 9)
+    assert partition.num_cuts == 3
+    d = GridCut((6, 9), anchor=background_anchor or 0.0).solve(w[:, 0]).d
+    pair = torch.softmax(d[:, 4:6], 1)
+    objects = torch.softmax(torch.stack([partition.cut(w[:, i]) for i in (1, 2)], 1) / 0.5, 1)
+    torch.testing.assert_close(partition.masks(X), torch.cat([pair[:, :1], pair[:, 1:] * objects], 1))
+
+
+@pytest.mark.parametrize("background", ["cuts", "terminals", "none"])
+def test_combined_temperature_is_of_another_softmax(background):
+    plain = KPartition(8, 4, (6, 9), background=background)
+    combined = KPartition(8, 4, (6, 9), background=background, combined_temperature=0.3)
+    combined.load_state_dict(plain.state_dict())
+    torch.testing.assert_close(combined.masks(X), torch.softmax(plain.masks(X) / 0.3, 1))
+
+
+def test_softmax_partition_is_the_softmax_of_the_network():
+    partition = SoftmaxPartition(8, 3, (6, 9), background="none", temperature=2.0)
+    torch.testing.assert_close(partition.masks(X), torch.softmax(partition.edge_net(X) / 2, 1))
+    with pytest.raises(ValueError, match=r"^background is 'terminals', which a partition without cuts does not have"):
+        SoftmaxPartition(8, 3, (6, 9), background="terminals")
+
+
+def test_softmax_partition_with_a_background():
+    partition = SoftmaxPartition(8, 3, (6, 9))
+    logits = partition.edge_net(X)
+    pair, objects = torch.softmax(logits[:, :2] / 0.1, 1), torch.softmax(logits[:, 2:] / 0.5, 1)
+    torch.testing.assert_close(partition.masks(X), torch.cat([pair[:, :1], pair[:, 1:] * objects], 1))
+
+
+def test_gradient_of_masks():
+    partition = KPartition(3, 3, (4, 5), edge_net_channels=4).double()
+    x = torch.randn(1, 3, 4, 5, dtype=torch.double, requires_grad=True)
+    assert torch.autograd.gradcheck(partition.masks, x)
+
+
+def test_no_slot_can_win_everywhere():
+    """Free terminals keep the mean of a cut near zero for any weights. The softmax partition has no such balance."""
+    x = torch.randn(2, 8, 16, 16)
+    cuts, softmax = (kind(8, 4, (16, 16), background="none") for kind in (KPartition, SoftmaxPartition))
+    for module in (cuts, softmax):
+        with torch.no_grad():
+            module.edge_net[-1].bias[: module.weights_per_cut] += (
+                100 * torch.tensor([0.0, 0, 0, 0, 1, 0])[-module.weights_per_cut :] + 50
+            )
+    assert cuts.vertices(cuts.edge_weights(x)).mean((2, 3)).abs().max() < 1.0
+    assert (softmax.masks(x).argmax(1) == 0).all()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"background": "sky"}, "background is 'sky'; expected one of cuts, terminals, none"),
+        ({"num_slots": 1}, "num_slots is 1; expected at least 2"),
+        ({"size": (6,)}, r"size is \(6,\); expected \(H, W\)"),
+        ({"edge_net_kernel_sizes": (2,)}, r"edge_net_kernel_sizes is \(2,\); expected an odd integer"),
+        ({"edge_net_kernel_sizes": ()}, r"edge_net_kernel_sizes is \(\); expected an odd integer"),
+        ({"temperature": 0.0}, "temperature is 0.0; expected a positive number"),
+        ({"background_temperature": -1.0}, "background_temperature is -1.0; expected a positive number"),
+        ({"combined_temperature": 0.0}, "combined_temperature is 0.0; expected a positive number"),
+        ({"background_anchor": 1.5}, "background_anchor is 1.5; expected a number from 0 to 1, or None"),
+    ],
+)
+def test_bad_arguments(change, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        KPartition(**({"in_channels": 8, "num_slots": 3, "size": (6, 9)} | change))
+
+
+def test_bad_features():
+    partition = KPartition(8, 3, (6, 9))
+    with pytest.raises(ValueError, match=r"features have shape \(2, 8, 9, 6\); expected \(B, 8, 6, 9\)"):
+        partition(X.mT)
+    with pytest.raises(TypeError, match=r"features have dtype torch\.int64; expected a floating-point type"):
+        partition(X.long())
+
+
+# ------------------------------------------------------------------------------------------ cuts through space and time
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("background", ["cuts", "terminals", "none"])
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_masks_of_clips_sum_to_one(device, background, length):
+    """Clips may have any length, whether it was prepared or not."""
+    partition = SpacetimePartition(8, 5, (6, 9), background=background).to(device)
+    partition.prepare(2)
+    x = torch.randn(2, length, 8, 6, 9, device=device)
+    parts, masks = partition(x)
+    assert masks.shape == (2, length, 5, 6, 9) and masks.dtype == torch.float32 and (masks >= 0).all()
+    torch.testing.assert_close(masks.sum(2), torch.ones(2, length, 6, 9, device=device))
+    torch.testing.assert_close(parts.sum(2), x, msg="the parts sum to the features")
+    assert partition.spacetime
+
+
+@pytest.mark.parametrize("background_anchor", [None, 1.0])
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_algorithm_1_through_time(length, background_anchor):
+    """The network on each frame alone, cuts of the clip one by one, softmax at each temperature."""
+    options = {"temperature": 0.5, "background_temperature": 0.1, "background_anchor": background_anchor}
+    partition = SpacetimePartition(8, 4, (6, 9), **options)
+    x = torch.randn(2, length, 8, 6, 9)
+    w = torch.stack([partition.edge_net(frame).reshape(2, 5, 8, 6, 9) for frame in x.unbind(1)], 3)
+    anchors = [background_anchor or 0.0] * 2 + [0.0] * 3
+    p = [GridCut((length, 6, 9), gamma=0.5, anchor=anchor)(w[:, i]) for i, anchor in enumerate(anchors)]
+    pair = torch.softmax(torch.stack(p[:2], 2) / 0.1, 2)
+    objects = torch.softmax(torch.stack(p[2:], 2) / 0.5, 2)
+    masks = torch.cat([pair[:, :, :1], pair[:, :, 1:] * objects], 2)
+    torch.testing.assert_close(partition.masks(x), masks)
+    torch.testing.assert_close(partition(x).parts, masks[:, :, :, None] * x[:, :, None])
+
+
+def test_terminals_of_a_clip_make_its_background():
+    partition = SpacetimePartition(8, 3, (6, 9), background="terminals", background_temperature=1.0)
+    x = torch.randn(2, 3, 8, 6, 9)
+    w = torch.stack([partition.edge_net(frame).reshape(2, 3, 8, 6, 9) for frame in x.unbind(1)], 3)
+    cut = GridCut((3, 6, 9))
+    pair = torch.softmax(cut.solve(w[:, 0]).d[:, 6:8], 1)
+    objects = torch.softmax(torch.stack([cut(w[:, i]) for i in (1, 2)], 1) / 0.5, 1)
+    torch.testing.assert_close(partition.masks(x), torch.cat([pair[:, :1], pair[:, 1:] * objects], 1).movedim(2, 1))
+
+
+@pytest.mark.parametrize("no_temporal_weights", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_vertices_are_those_of_the_literal_qp(length, no_temporal_weights):
+    """The QP connects frames even where the weights between them are zero."""
+    partition, w = SpacetimePartition(8, 3, (4, 5)), torch.randn(2, 3, 8, length, 4, 5)
+    if no_temporal_weights:
+        w[:, :, :2] = 0
+    expected = torch.from_numpy(literal_cut((length, 4, 5), w.double())[0]).unflatten(-1, (length, 4, 5))
+    p = partition.vertices(w)
+    torch.testing.assert_close(p.double(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(p, GridCut((length, 4, 5))(w))
+    if no_temporal_weights and length > 1:
+        frames = GridCut((4, 5))(w[:, :, 2:].movedim(3, 0)).movedim(0, 2)
+        assert (p - frames).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("length", [2, 3])
+def test_gradient_of_masks_of_clips(length):
+    partition = SpacetimePartition(3, 3, (3, 4), edge_net_channels=4).double()
+    x = torch.randn(1, length, 3, 3, 4, dtype=torch.double, requires_grad=True)
+    assert torch.autograd.gradcheck(partition.masks, x)
+
+
+@pytest.mark.parametrize("background", ["cuts", "terminals", "none"])
+def test_masks_of_a_frame_depend_on_every_frame(background):
+    partition = SpacetimePartition(8, 4, (6, 9), background=background)
+    x = torch.randn(2, 3, 8, 6, 9, requires_grad=True)
+    for t in range(3):
+        (grad,) = torch.autograd.grad(partition.masks(x)[:, t].square().sum(), x)
+        assert grad.flatten(2).any(-1).all()
+
+
+def test_clip_lengths_change_neither_state_nor_results():
+    partition, x = SpacetimePartition(8, 3, (6, 9)), torch.randn(2, 5, 8, 6, 9)
+    partition.prepare(2)
+    before, names = partition.masks(x[:, :2]), list(partition.state_dict())
+    partition.masks(x)
+    assert torch.equal(partition.masks(x[:, :2]), before) and list(partition.state_dict()) == names
+    twin = SpacetimePartition(8, 3, (6, 9))
+    twin.prepare(5)
+    twin.load_state_dict(partition.state_dict())
+    assert torch.equal(twin.masks(x), partition.masks(x)), "the length that was prepared does not matter"
+
+
+def test_layers_are_made_once_for_each_length():
+    partition = SpacetimePartition(8, 3, (6, 9))
+    assert partition.prepare(2) is partition.prepare(2, background=True) is partition.prepare(2)
+    anchored = SpacetimePartition(8, 3, (6, 9), background_anchor=1.0)
+    assert anchored.prepare(2).anchor == 0 and anchored.prepare(2, background=True).anchor == 1
+    for module in (partition, anchored):
+        made = len(module.clip_cuts)
+        module.masks(torch.randn(1, 2, 8, 6, 9))
+        assert len(module.clip_cuts) == made
+
+
+def test_layers_for_clips_have_the_dtype_of_the_partition():
+    partition = SpacetimePartition(8, 3, (6, 9))
+    partition.prepare(2)
+    partition.double()
+    assert partition.masks(torch.randn(1, 2, 8, 6, 9).double()).dtype == torch.float64
+    assert partition.masks(torch.randn(1, 3, 8, 6, 9).double()).dtype == torch.float64
+
+
+def test_bad_features_of_clips():
+    partition = SpacetimePartition(8, 3, (6, 9))
+    with pytest.raises(ValueError, match=r"^features have shape \(2, 8, 6, 9\); expected \(B, T, C, H, W\)$"):
+        partition(torch.randn(2, 8, 6, 9))
+    with pytest.raises(ValueError, match=r"^features have shape \(4, 8, 9, 6\); expected \(B, 8, 6, 9\)$"):
+        partition(torch.randn(2, 2, 8, 9, 6))
