@@ -11,12 +11,13 @@ from scipy import sparse
 from torch.autograd import gradcheck, gradgradcheck
 
 from cutslots import EqualityQP, Graph
-from cutslots.graph import Program
-from tests.conftest import DEVICES, solve_literal
+from cutslots.programs.graph import SparseQP
+from tests.conftest import DEVICES
+from tests.programs.literal import solve_literal
 
 
-def random_program(rng, m=5, n=12, density=0.6):
-    """A program with full row rank, as (dense A, b, gamma diagonal)."""
+def random_qp(rng, m=5, n=12, density=0.6):
+    """Return a QP with full row rank as (dense A, b, diagonal of G)."""
     A = rng.standard_normal((m, n)) * (rng.random((m, n)) < density)
     A[:, :m] += 3 * np.eye(m)
     return A, rng.standard_normal(m), rng.uniform(0.2, 2.0, n)
@@ -34,11 +35,11 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("diagonal", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
-def test_equals_the_literal_solution(rng, kind, diagonal, device):
-    A, b, gamma = random_program(rng)
+def test_solution_equals_the_literal_qp(rng, kind, diagonal, device):
+    A, b, gamma = random_qp(rng)
     gamma = gamma if diagonal else 0.7
     c = rng.standard_normal((2, 3, 12))
-    expected = solve_literal(Program(sparse.csr_array(A), b, {}), c, gamma)
+    expected = solve_literal(SparseQP(sparse.csr_array(A), b, {}), c, gamma)
     qp = EqualityQP(KINDS[kind](A), b, gamma).double().to(device)
     z, dual = qp.solve(torch.tensor(c, device=device))
     assert np.abs(z.cpu().numpy() - expected).max() < 1e-10
@@ -49,8 +50,8 @@ def test_equals_the_literal_solution(rng, kind, diagonal, device):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_agrees_with_osqp(seed):
-    A, b, gamma = random_program(np.random.default_rng(seed))
+def test_solution_agrees_with_osqp(seed):
+    A, b, gamma = random_qp(np.random.default_rng(seed))
     c = np.random.default_rng(seed + 100).standard_normal(12)
     solver = osqp.OSQP()
     A_csc = sparse.csc_matrix(A)
@@ -62,7 +63,7 @@ def test_agrees_with_osqp(seed):
 @pytest.mark.parametrize("kind", ["dense", "scipy"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients_of_first_and_second_order(rng, kind, device):
-    A, b, gamma = random_program(rng, m=3, n=6)
+    A, b, gamma = random_qp(rng, m=3, n=6)
     qp = EqualityQP(KINDS[kind](A), b, gamma).double().to(device)
     c = torch.randn(2, 6, dtype=torch.float64, device=device, requires_grad=True)
     b = torch.randn(3, dtype=torch.float64, device=device, requires_grad=True)
@@ -73,10 +74,10 @@ def test_gradients_of_first_and_second_order(rng, kind, device):
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 6), st.integers(0, 6), st.integers(0, 2**32 - 1))
-def test_feasible_and_optimal(m, extra, seed):
+def test_solution_is_feasible_and_optimal(m, extra, seed):
     """Az = b, and no feasible step improves the objective."""
     rng = np.random.default_rng(seed)
-    A, b, gamma = random_program(rng, m, m + extra)
+    A, b, gamma = random_qp(rng, m, m + extra)
     c = rng.standard_normal(m + extra)
     z = EqualityQP(A, b, gamma).double()(torch.tensor(c)).numpy()
     assert np.allclose(A @ z, b, atol=1e-8)
@@ -86,17 +87,16 @@ def test_feasible_and_optimal(m, extra, seed):
     assert cost(z) <= cost(z + 0.1 * step) + 1e-9 and cost(z) <= cost(z - 0.1 * step) + 1e-9
 
 
-def test_precision_survives_a_round_trip(rng):
-    """float32 and back to float64 gives the float64 layer again, not a rounded one."""
-    A, b, gamma = random_program(rng)
+def test_conversion_to_float32_and_back_is_exact(rng):
+    A, b, gamma = random_qp(rng)
     c = torch.tensor(rng.standard_normal(12))
-    there_and_back = EqualityQP(A, b, gamma).float().half().double()
-    assert torch.equal(there_and_back(c), EqualityQP(A, b, gamma).double()(c))
+    converted = EqualityQP(A, b, gamma).float().half().double()
+    assert torch.equal(converted(c), EqualityQP(A, b, gamma).double()(c))
 
 
 @pytest.mark.parametrize("kind", ["dense", "scipy"])
 def test_copies_and_pickles(rng, kind):
-    A, b, gamma = random_program(rng)
+    A, b, gamma = random_qp(rng)
     qp = EqualityQP(KINDS[kind](A), b, gamma)
     c = torch.randn(4, 12)
     for twin in (copy.deepcopy(qp), pickle.loads(pickle.dumps(qp))):
@@ -106,8 +106,8 @@ def test_copies_and_pickles(rng, kind):
 
 @pytest.mark.parametrize("kind", ["dense", "scipy"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_dependent_rows_are_named(rng, kind, dtype):
-    A, b, _ = random_program(rng)
+def test_error_names_dependent_rows(rng, kind, dtype):
+    A, b, _ = random_qp(rng)
     A[3] = 2 * A[1]
     with pytest.raises(ValueError, match=r"A \(5 x 12\) has dependent rows: a combination of rows 1, 3 is zero"):
         EqualityQP(KINDS[kind](A), b).to(dtype)
@@ -117,36 +117,36 @@ def test_dependent_rows_are_named(rng, kind, dtype):
 
 
 def test_bad_input(rng):
-    A, b, gamma = random_program(rng)
+    A, b, gamma = random_qp(rng)
     qp = EqualityQP(A, b, gamma)
     broken = A.copy()
     broken[0, 0] = np.nan
     for arguments, message in [
-        ((broken, b), "A holds 1 NaN or infinite entry"),
-        ((sparse.csr_array(broken), b), "A holds 1 NaN or infinite entry"),
-        ((A, b * np.inf), "b holds 5 NaN or infinite entries"),
+        ((broken, b), "A contains 1 NaN or infinite entry"),
+        ((sparse.csr_array(broken), b), "A contains 1 NaN or infinite entry"),
+        ((A, b * np.inf), "b contains 5 NaN or infinite entries"),
         ((A, b[:-1]), r"b has shape \(4,\), but A is 5 x 12: expected \(5,\)"),
         ((A[0], b), r"A has shape \(12,\); expected a matrix"),
         ((A.T, gamma), "A is 12 x 5: more constraints than variables"),
         ((A, b, gamma[:3]), r"gamma has shape \(3,\); expected one number or 12"),
-        ((A, b, 0.0), "gamma holds 0; expected positive"),
+        ((A, b, 0.0), "gamma contains 0; expected positive"),
     ]:
         with pytest.raises(ValueError, match=message):
             EqualityQP(*arguments)
     with pytest.raises(ValueError, match=r"c has shape \(3, 11\), but A is 5 x 12: expected \(..., 12\)"):
         qp(torch.zeros(3, 11))
-    with pytest.raises(ValueError, match="c holds NaN or infinity"):
+    with pytest.raises(ValueError, match="c contains NaN or infinity"):
         qp(torch.full((12,), float("nan")))
     with pytest.raises(
-        TypeError, match=r"c has dtype torch.float64, but the EqualityQP is torch.float32: turn the layer"
+        TypeError, match=r"c has dtype torch.float64, but the EqualityQP is torch.float32: convert the layer"
     ):
         qp(torch.zeros(12, dtype=torch.float64))
     with pytest.raises(TypeError, match=r"c has dtype torch\.int64"):
         qp(torch.zeros(12, dtype=torch.int64))
 
 
-def test_the_cut_program_at_16(rng):
-    program = Graph.grid((16, 16)).program()
-    c = program.objective(rng.standard_normal((3, 1_472)))
-    z = EqualityQP(program.A, program.b, 0.5).double()(torch.tensor(c)).numpy()
-    assert np.abs(z - solve_literal(program, c, 0.5)).max() < 1e-10
+def test_solution_of_the_min_cut_qp_at_16(rng):
+    min_cut = Graph.grid((16, 16)).qp()
+    c = min_cut.objective(rng.standard_normal((3, 1_472)))
+    z = EqualityQP(min_cut.A, min_cut.b, 0.5).double()(torch.tensor(c)).numpy()
+    assert np.abs(z - solve_literal(min_cut, c, 0.5)).max() < 1e-10

@@ -1,4 +1,4 @@
-"""The equality-constrained quadratic program as a layer (the paper's eq. 4 to 6).
+"""The equality-constrained quadratic program (QP) as a differentiable layer (the paper's eq. 4 to 6).
 
     minimise 1/2 z'Gz + c'z  subject to  Az = b            [ G  A' ] [ z      ]   [ -c ]
     with G = gamma I or a positive diagonal                [ A  0  ] [ lambda ] = [  b ]
@@ -7,17 +7,18 @@ A and G are fixed, so S = A G^-1 A' is factored once; each solve is then two tri
 
     S lambda = -(A G^-1 c + b),   z = -G^-1 (c + A' lambda).
 
-The solution is linear in (c, b) and its matrix is symmetric, so the backward pass is the same solve once more, and so
-are derivatives of any order. `linear_map` says exactly that to autograd; the cuts use it too.
+The solution is linear in (c, b) and its matrix is symmetric. The backward pass is therefore the same solve, and so are
+derivatives of any order. `linear_map` tells autograd so; the cut layers use it too.
 
-The paper prints gamma ||z||^2 in one place and G = gamma I in another, which differ by a factor of two in gamma. We
-take G = gamma I, the one its solution formula uses.
+The paper prints gamma ||z||^2 in one place and G = gamma I in another, which differ by a factor of two in gamma. This
+module takes G = gamma I, as the paper's solution formula does.
 """
 
 from __future__ import annotations
 
 import atexit
 import inspect
+import math
 import warnings
 import weakref
 from collections.abc import Callable
@@ -52,23 +53,23 @@ class _LinearMap(torch.autograd.Function):
         return _LinearMap.apply(x.movedim(in_dims[0], 0), apply, adjoint), 0
 
 
-# torch asks for this signature on every call, and computing it costs more than a small cut.
+# torch inspects this signature on every call, and computing it takes longer than a small cut.
 _LinearMap.forward.__signature__ = inspect.signature(_LinearMap.forward)  # type: ignore[attr-defined]
 
 
 def linear_map(x: Tensor, apply: Map, adjoint: Map) -> Tensor:
-    """`apply(x)`, differentiated through `adjoint` instead of through the operations inside.
+    """Return `apply(x)`, differentiated by `adjoint` instead of through the operations inside `apply`.
 
-    Both act on trailing dimensions and accept any leading ones. Nothing is kept for the backward pass.
+    Both are linear, act on trailing dimensions and accept any leading ones. Nothing is saved for the backward pass.
     """
     return _LinearMap.apply(x, apply, adjoint)
 
 
-class Precomputed(nn.Module):
-    """A layer whose fixed numbers are computed in float64 and rounded to the layer's precision.
+class SolverLayer(nn.Module):
+    """A layer with constants that are computed in float64 and rounded to the layer's precision.
 
-    They are made again, never cast, when the layer moves: a float32 layer turned with `.double()` is as exact as one
-    made in float64. A layer turned to half precision keeps float32 inside. Nothing of this enters the state dict.
+    When the layer moves, the constants are computed again, not cast: a float32 layer converted with `.double()` is as
+    exact as one built in float64. A layer converted to half precision computes in float32. The state dict is empty.
     """
 
     _like: Tensor
@@ -86,22 +87,22 @@ class Precomputed(nn.Module):
         return self._like.device
 
     def precompute(self) -> None:
-        """Makes the fixed numbers for `self.device` and `self.dtype`."""
+        """Compute the constants for `self.device` and `self.dtype`."""
         raise NotImplementedError
 
     def cast(self, name: str, x: Tensor) -> Tensor:
-        """Half precision becomes float32; any other mismatch with the layer is the caller's to resolve."""
+        """Return x in the layer's dtype if x is in it or in half precision; raise TypeError otherwise."""
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; expected a torch.Tensor of {self.dtype}")
         if x.dtype == self.dtype:
             return x
         if x.dtype in (torch.float16, torch.bfloat16):
             return x.to(self.dtype)
-        turn = {torch.float32: ".float()", torch.float64: ".double()"}.get(x.dtype)
-        advice = f"turn the layer with {turn}, or cast {name}" if turn else f"cast {name} to {self.dtype}"
+        convert = {torch.float32: ".float()", torch.float64: ".double()"}.get(x.dtype)
+        advice = f"convert the layer with {convert}, or cast {name}" if convert else f"cast {name} to {self.dtype}"
         raise TypeError(f"{name} has dtype {x.dtype}, but the {type(self).__name__} is {self.dtype}: {advice}")
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Precomputed:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SolverLayer:
         before = self._like
         super()._apply(fn, recurse)
         if self._like is not before:
@@ -110,14 +111,16 @@ class Precomputed(nn.Module):
 
 
 class Factor(Protocol):
-    """A factored symmetric positive definite matrix; `factor(rhs)` solves for rhs (n, any number of columns)."""
+    """A factored symmetric positive definite matrix (n, n); `factor(rhs)` solves for rhs (n, columns)."""
 
     def __call__(self, rhs: Tensor) -> Tensor: ...
 
 
 class DenseFactor:
+    """Dense Cholesky by torch."""
+
     def __init__(self, matrix: np.ndarray, device: torch.device, dtype: torch.dtype) -> None:
-        L, failed = torch.linalg.cholesky_ex(torch.as_tensor(matrix, dtype=torch.float64))
+        L, failed = torch.linalg.cholesky_ex(torch.as_tensor(matrix, dtype=torch.float64, device="cpu"))
         if failed:
             raise np.linalg.LinAlgError("not positive definite")
         self.L = L.to(device, dtype)
@@ -129,7 +132,7 @@ class DenseFactor:
 class SparseFactor:
     """Sparse Cholesky by cholespy (CHOLMOD on the CPU, its own kernels on CUDA)."""
 
-    COLUMNS = 128  # the most right-hand sides cholespy takes at a time on CUDA
+    MAX_COLUMNS = 128  # cholespy's limit of right-hand sides per call on CUDA
 
     def __init__(self, matrix: sparse.spmatrix, device: torch.device, dtype: torch.dtype) -> None:
         import cholespy
@@ -145,8 +148,8 @@ class SparseFactor:
         _SPARSE_FACTORS.add(self)
 
     def __call__(self, rhs: Tensor) -> Tensor:
-        pieces = rhs.split(self.COLUMNS, dim=1) if rhs.is_cuda else (rhs,)
-        return torch.cat([self._solve(piece.contiguous()) for piece in pieces], dim=1)
+        chunks = rhs.split(self.MAX_COLUMNS, dim=1) if rhs.is_cuda else (rhs,)
+        return torch.cat([self._solve(chunk.contiguous()) for chunk in chunks], dim=1)
 
     def _solve(self, rhs: Tensor) -> Tensor:
         out = torch.zeros_like(rhs)
@@ -159,22 +162,22 @@ _SPARSE_FACTORS: weakref.WeakSet[SparseFactor] = weakref.WeakSet()
 
 
 @atexit.register
-def _release() -> None:
-    """Solvers that outlive the interpreter make cholespy print a report of leaks."""
+def _release_solvers() -> None:
+    """Release all solvers at exit: cholespy prints a report of leaks for those that outlive the interpreter."""
     for factor in _SPARSE_FACTORS:
         vars(factor).pop("solver", None)
 
 
 class Solution(NamedTuple):
-    z: Tensor
-    dual: Tensor
+    z: Tensor  # (..., n)
+    dual: Tensor  # (..., m)
 
 
-class EqualityQP(Precomputed):
-    """min 1/2 z'Gz + c'z subject to Az = b, differentiable in c and in b.
+class EqualityQP(SolverLayer):
+    """Solve min 1/2 z'Gz + c'z subject to Az = b, differentiable in c and in b.
 
-    `A` (m, n) is a dense array or tensor (dense Cholesky) or a scipy or torch sparse matrix (sparse Cholesky); `gamma`
-    is one positive number or n of them, the diagonal of G.
+    `A` (m, n) is a dense array or tensor (dense Cholesky) or a scipy or torch sparse matrix (sparse Cholesky). `gamma`
+    is the diagonal of G: one positive number, or n of them.
 
     >>> qp = EqualityQP(A=[[1.0, 1.0, 1.0]], b=[1.0], gamma=1.0)
     >>> qp(torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
@@ -184,45 +187,45 @@ class EqualityQP(Precomputed):
 
     def __init__(self, A: Any, b: Any, gamma: Any = 0.5) -> None:
         super().__init__()
-        self._A = _matrix(A)
+        self._A = _as_matrix(A)
         m, n = self._A.shape
-        self._b = _finite("b", _numpy(b))
-        self._gamma = _finite("gamma", _numpy(gamma))
+        self._b = _check_finite("b", _as_numpy(b))
+        self._gamma = _check_finite("gamma", _as_numpy(gamma))
         if self._b.shape != (m,):
             raise ValueError(
                 f"b has shape {self._b.shape}, but A is {m} x {n}: expected ({m},), one entry per row of A"
             )
         if self._gamma.shape not in ((), (n,)):
-            raise ValueError(f"gamma has shape {self._gamma.shape}; expected one number or {n}, the columns of A")
+            raise ValueError(f"gamma has shape {self._gamma.shape}; expected one number or {n}, one per column of A")
         if not (self._gamma > 0).all():
-            raise ValueError(f"gamma holds {self._gamma.min():g}; expected positive numbers only")
+            raise ValueError(f"gamma contains {self._gamma.min():g}; expected positive numbers only")
         self.precompute()
 
     def precompute(self) -> None:
         if self.device.type == "meta":
             return
         A, gamma = self._A, np.broadcast_to(self._gamma, self._A.shape[1:])
-        self._factor = _factored_rows(A, gamma, self.device, self.dtype)
-        as_tensor = sparse_tensor if sparse.issparse(A) else torch.as_tensor
+        self._factor = _factor_constraints(A, gamma, self.device, self.dtype)
+        as_tensor = sparse_tensor if sparse.issparse(A) else torch.from_numpy
         self.A, self.At = (as_tensor(M).to(self.device, self.dtype) for M in (A, A.T))
         self.b = torch.as_tensor(self._b, device=self.device, dtype=self.dtype)
         self.gamma = torch.as_tensor(gamma.copy(), device=self.device, dtype=self.dtype)
 
     def forward(self, c: Tensor, b: Tensor | None = None) -> Tensor:
-        """The minimiser z (..., n) for c (..., n); b (..., m) replaces the layer's own."""
+        """Return the minimiser z (..., n) for c (..., n). b (..., m) replaces the layer's b."""
         return self.solve(c, b).z
 
     def solve(self, c: Tensor, b: Tensor | None = None) -> Solution:
-        """The minimiser and the dual variables lambda of Gz + c + A'lambda = 0."""
+        """Return the minimiser and the dual variables lambda of Gz + c + A'lambda = 0."""
         m, n = self._A.shape
-        c = self._checked("c", c, n)
-        b = self.b if b is None else self._checked("b", b, m)
+        c = self._check("c", c, n)
+        b = self.b if b is None else self._check("b", b, m)
         batch = torch.broadcast_shapes(c.shape[:-1], b.shape[:-1])
         rhs = torch.cat([-c.expand(*batch, n), b.expand(*batch, m)], dim=-1)
         return Solution(*linear_map(rhs, self._kkt, self._kkt).split([n, m], dim=-1))
 
     def _kkt(self, rhs: Tensor) -> Tensor:
-        """Solves the symmetric system at the top of this file for rhs (..., n + m)."""
+        """Solve the symmetric system at the top of this file for rhs (..., n + m)."""
         m, n = self._A.shape
         flat = rhs.reshape(rhs.shape[:-1].numel(), n + m).T
         c, b = -flat[:n], flat[n:]
@@ -231,13 +234,13 @@ class EqualityQP(Precomputed):
         z = -(c + self.At @ dual) / G
         return torch.cat([z, dual]).T.reshape(rhs.shape)
 
-    def _checked(self, name: str, x: Tensor, size: int) -> Tensor:
+    def _check(self, name: str, x: Tensor, size: int) -> Tensor:
         m, n = self._A.shape
         x = self.cast(name, x)
         if not x.ndim or x.shape[-1] != size:
             raise ValueError(f"{name} has shape {tuple(x.shape)}, but A is {m} x {n}: expected (..., {size})")
         if not torch.isfinite(x).all():
-            raise ValueError(f"{name} holds NaN or infinity; expected finite numbers")
+            raise ValueError(f"{name} contains NaN or infinity; expected finite numbers")
         return x
 
     def extra_repr(self) -> str:
@@ -253,26 +256,26 @@ class EqualityQP(Precomputed):
         self.precompute()
 
 
-def _factored_rows(A: Any, gamma: np.ndarray, device: torch.device, dtype: torch.dtype) -> Factor:
-    """Factors A G^-1 A', or says which rows of A depend on one another."""
+def _factor_constraints(A: Any, gamma: np.ndarray, device: torch.device, dtype: torch.dtype) -> Factor:
+    """Factor A G^-1 A'; raise ValueError that names the dependent rows of A if there are any."""
     is_sparse = sparse.issparse(A)
     S = A @ sparse.diags_array(1 / gamma) @ A.T if is_sparse else (A / gamma) @ A.T
     kind = SparseFactor if is_sparse else DenseFactor
     tolerance = 1e-13 if dtype == torch.float64 else 1e-6
     try:
         factor = kind(S, device, dtype)
-        weak = _null_vector(factor, S, tolerance, device, dtype)
+        null = _null_vector(factor, S, tolerance, device, dtype)
     except np.linalg.LinAlgError:
         ridge = 1e-9 * (S.diagonal().max() or 1.0)
         shifted = S + ridge * (sparse.eye_array(A.shape[0]) if is_sparse else np.eye(A.shape[0]))
-        weak = _null_vector(kind(shifted, device, torch.float64), S, 1.0, device, torch.float64)
-    if weak is not None:
-        rows = np.flatnonzero(np.abs(weak) > 0.1 * np.abs(weak).max())
+        null = _null_vector(kind(shifted, device, torch.float64), S, 1.0, device, torch.float64)
+    if null is not None:
+        rows = np.flatnonzero(np.abs(null) > 0.1 * np.abs(null).max())
         listed = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
         what = f"row {listed} is" if len(rows) == 1 else f"a combination of rows {listed} is"
         raise ValueError(
             f"A ({A.shape[0]} x {A.shape[1]}) has dependent rows: {what} zero or nearly so; "
-            "drop a redundant constraint, or give it a slack variable of its own"
+            "drop a redundant constraint, or add a slack variable to it"
         )
     return factor
 
@@ -280,7 +283,7 @@ def _factored_rows(A: Any, gamma: np.ndarray, device: torch.device, dtype: torch
 def _null_vector(
     factor: Factor, S: Any, tolerance: float, device: torch.device, dtype: torch.dtype
 ) -> np.ndarray | None:
-    """A vector x with |Sx| under tolerance |S| |x|, if inverse iteration finds one."""
+    """Return a vector x with |Sx| <= tolerance |S| |x| if inverse iteration finds one, else None."""
     x = np.random.default_rng(0).standard_normal((S.shape[0], 1))
     for _ in range(3):
         x = factor(torch.as_tensor(x, device=device, dtype=dtype)).double().cpu().numpy()
@@ -289,35 +292,42 @@ def _null_vector(
     return x.ravel() if small else None
 
 
-def _matrix(A: Any) -> Any:
-    """A as a float64 numpy array or a scipy csr array."""
+def _as_matrix(A: Any) -> Any:
+    """Return A as a float64 numpy array or a scipy csr array."""
     if isinstance(A, Tensor) and A.layout != torch.strided:
         coo = A.detach().cpu().to_sparse_coo().coalesce()
         A = sparse.coo_array((coo.values().numpy(), tuple(coo.indices().numpy())), shape=tuple(coo.shape))
-    A = sparse.csr_array(A, dtype=np.float64) if sparse.issparse(A) else _numpy(A)
+    A = sparse.csr_array(A, dtype=np.float64) if sparse.issparse(A) else _as_numpy(A)
     if A.ndim != 2 or 0 in A.shape:
         raise ValueError(f"A has shape {A.shape}; expected a matrix (constraints, variables) with at least one of each")
     if A.shape[0] > A.shape[1]:
         raise ValueError(f"A is {A.shape[0]} x {A.shape[1]}: more constraints than variables; drop the redundant ones")
-    _finite("A", A.data if sparse.issparse(A) else A)
+    _check_finite("A", A.data if sparse.issparse(A) else A)
     return A
 
 
-def _numpy(x: Any) -> np.ndarray:
+def _as_numpy(x: Any) -> np.ndarray:
     return np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x, dtype=np.float64)
 
 
-def _finite(name: str, x: np.ndarray) -> np.ndarray:
+def _check_finite(name: str, x: np.ndarray) -> np.ndarray:
     bad = np.size(x) - int(np.isfinite(x).sum())
     if bad:
         raise ValueError(
-            f"{name} holds {bad} NaN or infinite {'entry' if bad == 1 else 'entries'}; expected finite numbers"
+            f"{name} contains {bad} NaN or infinite {'entry' if bad == 1 else 'entries'}; expected finite numbers"
         )
     return x
 
 
+def check_positive(name: str, value: float) -> float:
+    """Return the value as a float; raise ValueError if it is not positive and finite."""
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} is {value}; expected a positive number")
+    return float(value)
+
+
 def sparse_tensor(A: Any) -> Tensor:
-    """A scipy matrix as a torch CSR tensor."""
+    """Return a scipy matrix as a torch CSR tensor on the CPU."""
     A = sparse.csr_array(A)
-    with warnings.catch_warnings(action="ignore"):  # torch calls its CSR layout beta, once
-        return torch.sparse_csr_tensor(A.indptr, A.indices, A.data, A.shape)
+    with warnings.catch_warnings(action="ignore"):  # torch warns once that its CSR layout is in beta
+        return torch.sparse_csr_tensor(A.indptr, A.indices, A.data, A.shape, device="cpu")

@@ -5,26 +5,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
-from cutslots import EqualityQP, Matching, exact, match_slots
-from cutslots.graph import matching_program
-from tests.conftest import DEVICES, solve_literal
+from cutslots import EqualityQP, Matching, match_slots
+from cutslots.programs import exact
+from cutslots.programs.graph import matching_qp
+from tests.conftest import DEVICES
+from tests.programs.literal import solve_literal
 
 SIZES = [(1, 1), (1, 4), (3, 3), (5, 2), (12, 12)]
 
 
 @pytest.mark.parametrize("rows, cols", SIZES)
 @pytest.mark.parametrize("gamma", [0.1, 1.0])
-def test_equals_the_literal_program(rows, cols, gamma, rng):
-    program = matching_program(rows, cols)
+def test_solution_equals_the_literal_qp(rows, cols, gamma, rng):
+    qp = matching_qp(rows, cols)
     cost = rng.standard_normal((4, rows, cols))
-    c = program.objective(cost.reshape(4, -1))
-    z = EqualityQP(program.A, program.b, gamma).double()(torch.tensor(c)).numpy()
-    assert np.abs(z - solve_literal(program, c, gamma)).max() < 1e-9
+    c = qp.objective(cost.reshape(4, -1))
+    z = EqualityQP(qp.A, qp.b, gamma).double()(torch.tensor(c)).numpy()
+    assert np.abs(z - solve_literal(qp, c, gamma)).max() < 1e-9
     ours = Matching(rows, cols, gamma).solve(torch.tensor(cost))
     p = torch.cat([ours.p_rows, ours.p_cols], -1).numpy()
-    assert np.abs(ours.d.flatten(1).numpy() - z[:, program.blocks["d"]]).max() < 1e-10
-    assert np.abs(p - z[:, program.blocks["p"]]).max() < 1e-10
-    assert np.abs(p - z[:, program.blocks["s"]]).max() < 1e-10
+    assert np.abs(ours.d.flatten(1).numpy() - z[:, qp.blocks["d"]]).max() < 1e-10
+    assert np.abs(p - z[:, qp.blocks["p"]]).max() < 1e-10
+    assert np.abs(p - z[:, qp.blocks["s"]]).max() < 1e-10
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -42,7 +44,7 @@ def test_vmap_and_compile():
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 2**32 - 1))
-def test_permuting_the_nodes_permutes_the_answer(rows, cols, seed):
+def test_permuting_the_nodes_permutes_d(rows, cols, seed):
     rng = np.random.default_rng(seed)
     cost = torch.tensor(rng.standard_normal((rows, cols)))
     i, j = rng.permutation(rows), rng.permutation(cols)
@@ -51,7 +53,7 @@ def test_permuting_the_nodes_permutes_the_answer(rows, cols, seed):
     assert torch.allclose(Matching(cols, rows)(cost.T), d.T, atol=1e-9)
 
 
-def test_match_slots_recovers_a_shuffle():
+def test_match_slots_recovers_a_permutation():
     slots = torch.nn.functional.normalize(torch.randn(4, 8, 64), dim=-1)
     order = torch.stack([torch.randperm(8) for _ in range(4)])
     shuffled = slots.gather(1, order[..., None].expand_as(slots))
@@ -62,7 +64,7 @@ def test_match_slots_recovers_a_shuffle():
     assert torch.allclose(matched.weights.sum(-1), torch.ones(4, 8))
 
 
-def test_match_slots_reaches_both_sides():
+def test_match_slots_has_gradients_for_both_arguments():
     s, t = torch.randn(2, 3, 5, requires_grad=True), torch.randn(2, 6, 5, requires_grad=True)
     slots, weights = match_slots(s, t)
     assert slots.shape == (2, 3, 5) and weights.shape == (2, 3, 6)
@@ -71,8 +73,7 @@ def test_match_slots_reaches_both_sides():
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(2, 6), st.integers(0, 2**32 - 1))
-def test_follows_the_exact_matching_when_it_is_clear(k, seed):
-    """A cost whose best matching wins by a wide margin: the relaxed answer hardens to the exact one."""
+def test_argmax_equals_the_exact_matching_for_a_wide_margin(k, seed):
     rng = np.random.default_rng(seed)
     cost = rng.uniform(0, 0.1, (k, k))
     cost[np.arange(k), rng.permutation(k)] -= 1

@@ -6,11 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutslots import Graph, exact
+from cutslots import Graph
+from cutslots.programs import exact
 
 
 def brute_force(graph, w):
-    """The least weight over all sides that hold the source and not the sink."""
+    """Return the smallest weight over all sides with the source and without the sink."""
     free = [v for v in range(graph.num_vertices) if v not in (graph.source, graph.sink)]
     best = np.inf
     for chosen in itertools.product([False, True], repeat=len(free)):
@@ -22,7 +23,7 @@ def brute_force(graph, w):
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(3, 7), st.integers(0, 12), st.integers(0, 2**32 - 1))
-def test_min_cut_by_flow_by_lp_and_by_trying_all(vertices, edges, seed):
+def test_min_cut_and_min_cut_lp_equal_brute_force(vertices, edges, seed):
     rng = np.random.default_rng(seed)
     graph = Graph(rng.integers(0, vertices, (edges, 2)), vertices, 0, vertices - 1)
     w = rng.exponential(size=edges)
@@ -33,8 +34,8 @@ def test_min_cut_by_flow_by_lp_and_by_trying_all(vertices, edges, seed):
     assert by_flow.side[0] and not by_flow.side[-1] and by_lp.side[0] and not by_lp.side[-1]
 
 
-def test_a_picture_by_hand():
-    """Left column tied to the source, right to the sink, the middle bridge cheapest between columns 1 and 2."""
+def test_min_cut_by_hand():
+    """The left pixel is tied to the source, the right one to the sink; the edge between pixels 1 and 2 is cheapest."""
     graph = Graph.grid((1, 4))
     right, left = [5.0, 1.0, 5.0], [5.0, 1.0, 5.0]
     w = np.array([*right, *left, 9, 0, 0, 0, 0, 0, 0, 9.0])
@@ -42,14 +43,14 @@ def test_a_picture_by_hand():
     assert cut.side[:4].tolist() == [True, True, False, False] and cut.value == 1.0
 
 
-def test_flow_and_lp_agree_on_a_grid(rng):
+def test_min_cut_equals_min_cut_lp_on_a_grid(rng):
     graph = Graph.grid((9, 11))
     w = rng.exponential(size=graph.num_edges)
     assert np.isclose(exact.min_cut(graph, w).value, exact.min_cut_lp(graph, w).value, rtol=1e-6)
 
 
-def test_heavy_edges_both_ways_do_not_overflow():
-    """Neighbours tied so much harder than the terminals that flows run at the limit of whole numbers."""
+def test_min_cut_does_not_overflow_for_heavy_edges():
+    """Edges between neighbours are so much heavier than those of the terminals that capacities reach their limit."""
     graph = Graph.grid((8, 8))
     for seed in range(10):
         w = np.random.default_rng(seed).random(graph.num_edges)
@@ -59,12 +60,12 @@ def test_heavy_edges_both_ways_do_not_overflow():
         assert np.isclose(cut.value, exact.min_cut_lp(graph, w).value, rtol=1e-5)
 
 
-def test_nothing_to_cut():
+def test_min_cut_of_zero_weights():
     graph = Graph.grid((2, 2))
     assert exact.min_cut(graph, np.zeros(16)).value == 0
 
 
-def test_min_matching(rng):
+def test_min_matching_equals_brute_force(rng):
     cost = rng.standard_normal((2, 4, 4))
     d = exact.min_matching(cost)
     for c, x in zip(cost, d, strict=True):
@@ -77,11 +78,11 @@ def test_bad_input(rng):
     graph = Graph.grid((2, 2))
     with pytest.raises(ValueError, match=r"w has shape \(3,\); expected \(16,\)"):
         exact.min_cut(graph, np.zeros(3))
-    with pytest.raises(ValueError, match="w holds -1; a minimum cut needs weights of at least zero"):
+    with pytest.raises(ValueError, match="w contains -1; a minimum cut needs weights of at least zero"):
         exact.min_cut(graph, -np.ones(16))
-    with pytest.raises(ValueError, match="w holds NaN or infinity"):
+    with pytest.raises(ValueError, match="w contains NaN or infinity"):
         exact.min_cut_lp(graph, np.full(16, np.nan))
-    with pytest.raises(ValueError, match="cost holds NaN or infinity"):
+    with pytest.raises(ValueError, match="cost contains NaN or infinity"):
         exact.min_matching(np.full((2, 2), np.inf))
     with pytest.raises(ValueError, match=r"cost has shape \(2,\)"):
         exact.min_matching(np.zeros(2))

@@ -1,0 +1,17 @@
+"""Optimisation problems as differentiable layers.
+
+Every layer solves an equality-constrained quadratic program (QP) exactly and is differentiable to any order. The
+package needs torch, numpy and scipy and imports nothing else of cutslots. Sparse factorisations (`EqualityQP` with a
+sparse A, `GraphCut`) also need cholespy. Read the modules in this order:
+
+    qp               the general QP layer, and `linear_map`, which tells autograd that a solve is a linear map
+    graph            graphs with a source and a sink; the min-cut QP and the matching QP as explicit sparse matrices
+    graph_cut        the min-cut QP on any graph, reduced to its vertices and factored once
+    dct              filters in the basis of the cosine transform, by matrix products or by FFT
+    grid_cut         the min-cut QP on images and clips, as one such filter
+    grid_cut_triton  CUDA kernels for grid_cut
+    matching         the bipartite matching QP in closed form, and the matching of slots
+    exact            the unrelaxed problems: minimum cut by maximum flow, minimum-cost matching by linear assignment
+
+Shapes: B batch, K slots, H W grid, T frames, N vertices without the terminals, E edges; `...` is any batch.
+"""

@@ -1,0 +1,310 @@
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+from torch.autograd import gradcheck, gradgradcheck
+
+from cutslots import EqualityQP, Graph, GridCut
+from cutslots.programs import dct
+from cutslots.programs.graph import SparseQP, grid_edges
+from cutslots.programs.grid_cut import FusedOperators, TiledOperators
+from tests.conftest import DEVICES, needs_cuda
+from tests.programs.literal import edge_list, literal_cut, random_weights, solve_literal
+
+SHAPES = [(1, 1), (1, 7), (5, 7), (16, 16), (64, 64), (4, 6, 5)]
+SMALL_SHAPES = [(1, 1), (1, 7), (5, 7), (16, 16), (4, 6, 5)]
+RIGHT, LEFT, DOWN, UP, SOURCE, SINK = range(6)
+
+
+@pytest.fixture(params=["matmul", "fft"])
+def transform(request, monkeypatch):
+    """Use one cosine transform at every size."""
+    limit = 10**6 if request.param == "matmul" else 0
+    for device in ("cpu", "cuda"):
+        monkeypatch.setitem(dct.MAX_DCT_MATMUL_SIZE, device, limit)
+
+
+def max_difference(solution, literal, shape):
+    """Return the largest difference between a CutSolution and the variables of `literal_cut`."""
+    ours = (
+        solution.p.flatten(-len(shape)),
+        edge_list(solution.d, shape),
+        edge_list(solution.slack, shape),
+        solution.terminals,
+        solution.slack_st,
+    )
+    return max(np.abs(a.detach().numpy() - b).max() for a, b in zip(ours, literal, strict=True))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_solution_equals_the_literal_qp(shape, transform):
+    w = random_weights(shape)
+    assert max_difference(GridCut(shape).double().solve(w), literal_cut(shape, w), shape) < 1e-10
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_float32_layer_converted_to_double_is_exact(shape, transform):
+    w = random_weights(shape)
+    single = GridCut(shape, gamma=0.3)
+    assert single(w.float()).dtype == torch.float32
+    assert max_difference(single.double().solve(w), literal_cut(shape, w, gamma=0.3), shape) < 1e-10
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_float32_is_close_to_the_literal_qp(shape, transform):
+    w = random_weights(shape)
+    p = GridCut(shape).float()(w.float()).flatten(-len(shape)).numpy()
+    expected = literal_cut(shape, w)[0]
+    assert np.abs(p - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("shape", SMALL_SHAPES, ids=str)
+def test_equality_qp_equals_grid_cut(shape):
+    w, N = random_weights(shape), int(np.prod(shape))
+    qp = Graph.grid(shape).qp()
+    z = EqualityQP(qp.A, qp.b, 0.5).double()(torch.tensor(qp.objective(edge_list(w, shape).numpy())))
+    assert (z[..., :N] - GridCut(shape).double()(w).flatten(-len(shape))).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("reach", [0.3, 2.0, 8.0])
+@pytest.mark.parametrize("shape", [(5, 7), (2, 3, 4)], ids=str)
+def test_reach_equals_the_literal_qp_with_a_gamma_for_neighbours(reach, shape):
+    w, gamma = random_weights(shape), 0.4
+    graph = Graph.grid(shape)
+    qp, N, E = graph.qp(), int(np.prod(shape)), graph.num_edges
+    between_pixels = (graph.edges < N).all(axis=1)
+    G = np.full(qp.A.shape[1], gamma)
+    G[qp.blocks["d"]] = G[qp.blocks["s"]] = np.where(between_pixels, 2 * gamma * reach**2, gamma)
+    z = solve_literal(qp, qp.objective(edge_list(w, shape).numpy()), G)
+    cut = GridCut(shape, gamma, reach).double().solve(w)
+    assert np.abs(cut.p.flatten(1).numpy() - z[:, :N]).max() < 1e-10
+    assert np.abs(edge_list(cut.d, shape).numpy() - z[:, qp.blocks["d"]]).max() < 1e-10
+    assert np.abs(edge_list(cut.slack, shape).numpy() - z[:, qp.blocks["s"]]).max() < 1e-10
+    assert edge_list(w, shape).shape[-1] == E
+
+
+def test_default_reach_is_the_papers():
+    w = random_weights((6, 5))
+    assert torch.allclose(GridCut((6, 5), reach=0.5**0.5).double()(w), GridCut((6, 5)).double()(w), atol=1e-14)
+
+
+@pytest.mark.parametrize("anchor", [0.25, 0.9, 1.0])
+def test_anchor_equals_the_literal_qp_with_a_penalty_on_the_terminals(anchor):
+    """The QP has one more row, p_s + p_t - r = 0, and a separate regulariser on r; for anchor 1 the row has no r."""
+    shape, gamma, N = (5, 7), 0.5, 35
+    w = random_weights(shape)
+    qp = Graph.grid(shape).qp()
+    row = np.zeros((1, qp.A.shape[1]))
+    row[0, [N, N + 1]] = 1
+    c = qp.objective(edge_list(w, shape).numpy())
+    if anchor == 1:
+        constrained = SparseQP(sparse.csr_array(sparse.vstack([qp.A, row])), np.append(qp.b, 0), {})
+        z = solve_literal(constrained, c, gamma)
+    else:
+        A = sparse.block_array([[qp.A, None], [row, [[-1.0]]]])
+        G = np.append(np.full(qp.A.shape[1], gamma), gamma * (4 + N) / 8 * anchor / (1 - anchor))
+        z = solve_literal(SparseQP(sparse.csr_array(A), np.append(qp.b, 0), {}), np.pad(c, ((0, 0), (0, 1))), G)
+    cut = GridCut(shape, gamma, anchor=anchor).double().solve(w)
+    assert np.abs(cut.p.flatten(1).numpy() - z[:, :N]).max() < 1e-10
+    assert np.abs(cut.terminals.numpy() - z[:, N : N + 2]).max() < 1e-10
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 4), (2, 3, 2)], ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients(shape, device, transform):
+    cut = GridCut(shape, reach=2.0, anchor=0.3).double().to(device)
+    w = random_weights(shape, (2,)).to(device).requires_grad_()
+    assert gradcheck(cut, w) and gradgradcheck(cut, w)
+    assert gradcheck(lambda w: tuple(cut.solve(w)), w)
+    assert gradgradcheck(lambda w: cut(w.square()).square(), w)
+
+
+sides = st.integers(1, 7)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def seeded_weights(seed, shape, batch=()):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*batch, 2 * len(shape) + 2, *shape, generator=generator, dtype=torch.float64)
+
+
+@settings(max_examples=25, deadline=None)
+@given(sides, sides, seeds, st.floats(-3, 3), st.floats(-3, 3))
+def test_solution_is_linear_in_w(H, W, seed, a, b):
+    cut = GridCut((H, W)).double()
+    w, v = seeded_weights(seed, (H, W), (2,))
+    assert torch.allclose(cut(a * w + b * v), a * cut(w) + b * cut(v), atol=1e-10)
+
+
+@settings(max_examples=25, deadline=None)
+@given(sides, sides, seeds, st.floats(0.01, 100))
+def test_solution_scales_with_one_over_gamma(H, W, seed, gamma):
+    w = seeded_weights(seed, (H, W))
+    assert torch.allclose(gamma * GridCut((H, W), gamma).double()(w), GridCut((H, W), 1.0).double()(w), atol=1e-10)
+
+
+@settings(max_examples=25, deadline=None)
+@given(sides, sides, seeds, st.floats(0.1, 10), st.sampled_from([None, 4.0]))
+def test_mean_of_p_has_a_closed_form(H, W, seed, gamma, reach):
+    w, N = seeded_weights(seed, (H, W)), H * W
+    S, T = w[4].sum(), w[5].sum()
+    mean = GridCut((H, W), gamma, reach).double()(w).mean()
+    assert torch.isclose(mean, (S - T) / (gamma * N * (N + 4)), atol=1e-12)
+    anchored = GridCut((H, W), gamma, reach, anchor=1.0).double()(w).mean()
+    assert torch.isclose(anchored, (S - T) / (4 * gamma * N), atol=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(sides, sides, seeds)
+def test_flipping_and_transposing_the_image(H, W, seed):
+    w = seeded_weights(seed, (H, W))
+    p = GridCut((H, W)).double()(w)
+    flipped_x = w.flip(-1)[[LEFT, RIGHT, DOWN, UP, SOURCE, SINK]]
+    flipped_y = w.flip(-2)[[RIGHT, LEFT, UP, DOWN, SOURCE, SINK]]
+    transposed = w.mT[[DOWN, UP, RIGHT, LEFT, SOURCE, SINK]]
+    assert torch.allclose(GridCut((H, W)).double()(flipped_x), p.flip(-1), atol=1e-12)
+    assert torch.allclose(GridCut((H, W)).double()(flipped_y), p.flip(-2), atol=1e-12)
+    assert torch.allclose(GridCut((W, H)).double()(transposed), p.mT, atol=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from([(1, 1), (4, 5), (3, 2, 4)]), seeds)
+def test_edges_that_leave_the_grid_are_ignored(shape, seed):
+    cut = GridCut(shape).double()
+    outside = torch.as_tensor(~grid_edges(shape))
+    w = seeded_weights(seed, shape).requires_grad_()
+    noise = torch.where(outside, torch.full_like(w, 1e6), 0)
+    assert torch.equal(cut(w + noise), cut(w))
+    (grad,) = torch.autograd.grad(cut(w).square().sum(), w)
+    assert (grad[outside] == 0).all() and (outside.all() or (grad[~outside] != 0).any())
+    d = cut.solve(w + noise).d
+    assert (d[outside] == 0).all()
+
+
+def test_equal_weights_in_both_directions_cancel():
+    """Only the difference between an edge and its reverse acts on p. docs/cuts.md tells users so."""
+    w = random_weights((5, 6), ())
+    symmetric = w.clone()
+    symmetric[RIGHT, :, :-1] += (shift := torch.rand(5, 5, dtype=torch.float64))
+    symmetric[LEFT, :, 1:] += shift
+    cut = GridCut((5, 6)).double()
+    assert torch.allclose(cut(symmetric), cut(w), atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_runs_in_float32(dtype):
+    w = random_weights((8, 8), dtype=torch.float32).to(dtype)
+    expected = GridCut((8, 8))(w.float())
+    assert torch.equal(GridCut((8, 8))(w), expected)
+    assert torch.equal(GridCut((8, 8)).to(dtype)(w), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_autocast_changes_nothing(device):
+    cut = GridCut((8, 8)).to(device)
+    w = random_weights((8, 8), dtype=torch.float32).to(device).requires_grad_()
+    expected = cut(w)
+    (expected_grad,) = torch.autograd.grad(expected.square().sum(), w)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        p = cut(w)
+        (grad,) = torch.autograd.grad(p.square().sum(), w)
+    assert torch.equal(p, expected)
+    assert torch.allclose(grad, expected_grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_vmap(device):
+    cut = GridCut((6, 5)).to(device)
+    w = random_weights((6, 5), (4, 3), torch.float32).to(device)
+    assert torch.allclose(torch.func.vmap(cut, in_dims=1, out_dims=1)(w), cut(w), atol=1e-6)
+    jacobian = torch.func.vmap(torch.func.jacrev(lambda w: cut(w).sum()))(w[0])
+    assert torch.allclose(jacobian, torch.func.grad(lambda w: cut(w).sum())(w[0]), atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiled_equals_eager(device, transform):
+    cut = GridCut((6, 5)).to(device)
+    w = random_weights((6, 5), dtype=torch.float32).to(device).requires_grad_()
+    compiled = torch.compile(cut, fullgraph=True)
+    assert torch.allclose(compiled(w), cut(w), atol=1e-5)
+    eager_grad, compiled_grad = (torch.autograd.grad(f(w).square().sum(), w)[0] for f in (cut, compiled))
+    assert torch.allclose(eager_grad, compiled_grad, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (2, 400)], ids=str)
+def test_copies_and_pickles(shape):
+    cut, w = GridCut(shape), random_weights(shape, (2,), torch.float32)
+    for twin in (copy.deepcopy(cut), pickle.loads(pickle.dumps(cut))):
+        assert torch.equal(twin(w), cut(w))
+    assert not cut.state_dict()
+
+
+def test_empty_and_missing_batches():
+    cut, w = GridCut((4, 5)), random_weights((4, 5), (2,), torch.float32)
+    assert cut(w[:0]).shape == (0, 4, 5) and cut(w[0]).shape == (4, 5)
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (2, 400), (2, 3, 4)], ids=str)
+def test_built_on_meta_and_moved(shape):
+    with torch.device("meta"):
+        cut = GridCut(shape)
+        moved = cut.to_empty(device="cpu").double().float()  # the tables are computed on the CPU here too
+    w = random_weights(shape, dtype=torch.float32)
+    assert torch.equal(moved(w), GridCut(shape)(w))
+
+
+def test_conversion_to_the_same_dtype_keeps_the_fft():
+    cut, w = GridCut((2, 400)), random_weights((2, 400), dtype=torch.float32)
+    assert torch.equal(cut.to(torch.float32)(w), GridCut((2, 400))(w))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"shape": (8,)}, r"shape is \(8,\); expected \(H, W\) or \(T, H, W\)"),
+        ({"shape": (8, 8), "gamma": 0}, "gamma is 0; expected a positive number"),
+        ({"shape": (8, 8), "gamma": float("nan")}, "gamma is nan; expected a positive number"),
+        ({"shape": (8, 8), "reach": -1}, "reach is -1; expected a positive number"),
+        ({"shape": (8, 8), "anchor": 1.5}, "anchor is 1.5; expected a number from 0"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        GridCut(**arguments)
+
+
+def test_bad_weights():
+    cut = GridCut((8, 9))
+    for wrong, name in (([1.0], "list"), (np.zeros((6, 8, 9), np.float32), "ndarray")):
+        with pytest.raises(TypeError, match=f"w is a {name}; expected a torch.Tensor"):
+            cut(wrong)
+    with pytest.raises(ValueError, match="shape is 4; expected"):
+        GridCut(4)
+    with pytest.raises(ValueError, match=r"w has shape \(2, 6, 9, 8\); a GridCut of \(8, 9\) expects \(..., 6, 8, 9\)"):
+        cut(torch.zeros(2, 6, 9, 8))
+    with pytest.raises(
+        TypeError, match=r"w has dtype torch.float64, but the GridCut is torch.float32: convert the layer with .double"
+    ):
+        cut(torch.zeros(6, 8, 9, dtype=torch.float64))
+
+
+@needs_cuda
+@pytest.mark.parametrize("shape", [(1, 1), (16, 16), (33, 17), (64, 64), (70, 90), (300, 260)], ids=str)
+def test_triton_kernels(shape):
+    """Compare the Triton kernels with the same cut on the CPU in float64, forward and backward."""
+    w = random_weights(shape, dtype=torch.float32, device="cuda", requires_grad=True)
+    cut = GridCut(shape).cuda()
+    assert type(cut._operators) is (FusedOperators if max(shape) <= 64 else TiledOperators)
+    assert type(cut._dct).__name__ == ("MatmulDCT" if max(shape) <= 192 else "TritonFFTDCT")
+    p = cut(w)
+    (grad,) = torch.autograd.grad(p.square().sum(), w)
+    v = w.detach().cpu().double().requires_grad_()
+    expected = GridCut(shape).double()(v)
+    (expected_grad,) = torch.autograd.grad(expected.square().sum(), v)
+    assert (p.cpu() - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert (grad.cpu() - expected_grad).abs().max() < 1e-5 * expected_grad.abs().max()
