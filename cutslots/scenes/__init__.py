@@ -1,10 +1,19 @@
-"""Built-in scenes: textured 3-D worlds with exact masks, still and moving, made on the spot.
+"""Built-in scenes: images and videos of textured 3-D objects with exact masks, generated on demand.
 
-In reading order: `draw` decides what a scene holds, `physics` throws things about, `shapes` and `materials` say where
-a ray meets an object and what it looks like there, `render` makes the picture, `dataset` and `files` hand it out.
+Reading order:
+
+    sample         decides what a scene contains
+    scene_batch    the contents of a batch of scenes as arrays; the camera
+    physics        moves the objects of videos
+    shapes         intersects rays with objects
+    materials      color patterns and reliefs of surfaces
+    render         casts the rays: images and masks
+    dataset        scenes by index, by batch, or from a cache
+    export         scenes as files
 """
 
-from cutslots.scenes.dataset import Cached, Sample, Scenes
-from cutslots.scenes.draw import FAMILIES, SPLITS
+from cutslots.dataset import MemmapDataset, Sample
+from cutslots.scenes.dataset import Scenes
+from cutslots.scenes.sample import FAMILIES, SPLITS
 
-__all__ = ["FAMILIES", "SPLITS", "Cached", "Sample", "Scenes"]
+__all__ = ["FAMILIES", "SPLITS", "MemmapDataset", "Sample", "Scenes"]

@@ -1,9 +1,10 @@
-"""Procedural materials: what colour, relief and gloss a surface has at a point.
+"""Procedural materials: the color pattern and the relief of a surface.
 
-A material is a function of a point (3, m) in the object's own coordinates, a place (2, m) on its face and the noise
-atlas. It gives how much of the second colour and of the third there is, and the height of the relief, each (m,). The
-atlas is a periodic volume of noises made once from whole numbers, additions and products, so that every machine has the
-same one.
+A material is a function of points (3, m) in object coordinates, of coordinates (2, m) on the face they lie on, and of
+the noise atlas. It returns the shares of the second and third color and the height of the relief, each (m,).
+
+The atlas is a periodic volume of noise. It is computed once from integers, additions and products, so that it is the
+same on every machine.
 """
 
 from __future__ import annotations
@@ -18,55 +19,64 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-SIDE = 64  # of the atlas
-CELLS = 6  # a side, of its cellular noises
+ATLAS_SIZE = 64  # voxels along each side
+CELLS = 6  # cells along each side in the cellular noise channels
 
 
 class Pattern(NamedTuple):
-    second: Tensor  # share of the second colour
-    third: Tensor  # share of the third, over the other two
-    height: Tensor  # relief, in units of the bump
+    """Value of a material at m points."""
+
+    second: Tensor  # (m,) share of the second color
+    third: Tensor  # (m,) share of the third color, over the other two
+    height: Tensor  # (m,) relief, in units of BUMP
 
 
 class Noise:
-    """The atlas on a device; channels are fractal noise, turbulence, distance to a cell's heart, to its wall, and two
-    random numbers, one for a cell and one for a speck."""
+    """The noise atlas on a device.
+
+    Channels: fractal noise, turbulence, distance to the cell centre, distance to the cell wall, one random number per
+    cell, one random number per voxel.
+    """
 
     def __init__(self, volume: Tensor) -> None:
         self.volume = volume
-        self.parts: dict[tuple[int, ...], Tensor] = {}
+        self.channels: dict[tuple[int, ...], Tensor] = {}
 
     def __call__(self, p: Tensor, frequency: float | Tensor, *channels: int) -> Tensor:
-        """Noise (channels, m) at points p (3, m); the atlas repeats after 1 / frequency."""
-        if channels not in self.parts:
-            self.parts[channels] = self.volume[:, channels].contiguous()
-        at = (_fraction(p * frequency) * 2 - 1).T[None, None, None]
-        return F.grid_sample(self.parts[channels], at, align_corners=True)[0, :, 0, 0]
+        """Return noise (channels, m) at points p (3, m). It repeats after 1 / frequency."""
+        if channels not in self.channels:
+            self.channels[channels] = self.volume[:, channels].contiguous()
+        grid = (_fraction(p * frequency) * 2 - 1).T[None, None, None]
+        return F.grid_sample(self.channels[channels], grid, align_corners=True)[0, :, 0, 0]
 
 
-FBM, TURBULENCE, HEART, WALL, CELL, SPECK = range(6)
+FBM, TURBULENCE, CENTRE, WALL, CELL, SPECK = range(6)  # channels of the atlas
 
 
 @functools.cache
 def noise(device: torch.device) -> Noise:
+    """Return the noise atlas on this device, uploaded once."""
     return Noise(torch.as_tensor(_atlas(), dtype=torch.float32, device=device)[None])
 
 
 @functools.cache
 def _atlas() -> np.ndarray:
-    """(6, SIDE + 1, SIDE + 1, SIDE + 1), its far faces equal to its near ones so that it repeats without a seam."""
+    """Return the channels (6, N + 1, N + 1, N + 1), N = ATLAS_SIZE.
+
+    The last slice along each axis repeats the first, so that the atlas tiles without a seam.
+    """
     octaves = [(n, 0.5**i) for i, n in enumerate((4, 8, 16, 32))]
     values = [(_value_noise(n, n), weight) for n, weight in octaves]
     total = sum(weight for _, weight in values)
     fbm = np.sum([v * weight for v, weight in values], 0) / total
     turbulence = np.sum([np.abs(2 * v - 1) * weight for v, weight in values], 0) / total
-    heart, wall, cell = _cells()
-    volume = np.stack([_spread(fbm), _spread(turbulence), heart, wall, cell, _lattice(SIDE, 99)])
+    centre, wall, cell = _cells()
+    volume = np.stack([_rescale(fbm), _rescale(turbulence), centre, wall, cell, _lattice(ATLAS_SIZE, 99)])
     return np.pad(volume, ((0, 0), (0, 1), (0, 1), (0, 1)), mode="wrap")
 
 
 def _lattice(n: int, seed: int) -> np.ndarray:
-    """Random numbers (n, n, n) in [0, 1) from a hash of their place."""
+    """Return random numbers (n, n, n) in [0, 1), each a hash of its indices."""
     i = np.arange(n, dtype=np.uint64)
     x = i[:, None, None] * np.uint64(73856093) ^ i[:, None] * np.uint64(19349663) ^ i * np.uint64(83492791)
     x = x + np.uint64(seed * 2654435761)
@@ -76,9 +86,9 @@ def _lattice(n: int, seed: int) -> np.ndarray:
 
 
 def _value_noise(n: int, seed: int) -> np.ndarray:
-    """Random numbers on n^3 points, joined smoothly, on SIDE^3."""
+    """Return random numbers on an n^3 grid, interpolated smoothly to ATLAS_SIZE^3."""
     grid = _lattice(n, seed)
-    at = np.arange(SIDE) * (n / SIDE)
+    at = np.arange(ATLAS_SIZE) * (n / ATLAS_SIZE)
     low = at.astype(int)
     f = at - low
     f = f * f * f * (f * (f * 6 - 15) + 10)
@@ -89,13 +99,17 @@ def _value_noise(n: int, seed: int) -> np.ndarray:
 
 
 def _cells() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Distance to the nearest of CELLS^3 scattered points, how much farther the second is, and the nearest's number."""
+    """Return cellular noise of CELLS^3 scattered points, three volumes of ATLAS_SIZE^3.
+
+    They hold the distance to the nearest point, how much farther the second nearest is, and a random number of the
+    nearest point.
+    """
     jitter = np.stack([_lattice(CELLS, seed) for seed in (11, 12, 13)], -1)
     number = _lattice(CELLS, 14)
-    at = np.stack(np.meshgrid(*[np.arange(SIDE) * (CELLS / SIDE)] * 3, indexing="ij"), -1)
+    at = np.stack(np.meshgrid(*[np.arange(ATLAS_SIZE) * (CELLS / ATLAS_SIZE)] * 3, indexing="ij"), -1)
     home = at.astype(int)
-    first, second = np.full((2, SIDE, SIDE, SIDE), 9.0)
-    owner = np.zeros((SIDE, SIDE, SIDE))
+    first, second = np.full((2, ATLAS_SIZE, ATLAS_SIZE, ATLAS_SIZE), 9.0)
+    owner = np.zeros((ATLAS_SIZE, ATLAS_SIZE, ATLAS_SIZE))
     for step in np.ndindex(3, 3, 3):
         cell = home + np.array(step) - 1
         i, j, k = np.moveaxis(cell % CELLS, -1, 0)
@@ -107,8 +121,8 @@ def _cells() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.minimum(first, 1.0), np.minimum(second - first, 1.0), owner
 
 
-def _spread(x: np.ndarray) -> np.ndarray:
-    """Stretched to [0, 1]."""
+def _rescale(x: np.ndarray) -> np.ndarray:
+    """Return x rescaled to [0, 1]."""
     return (x - x.min()) / (x.max() - x.min())
 
 
@@ -117,7 +131,7 @@ def _fraction(x: Tensor) -> Tensor:
 
 
 def _step(low: float, high: float, x: Tensor) -> Tensor:
-    """Smoothly from 0 at low to 1 at high."""
+    """Return a smooth step from 0 at low to 1 at high."""
     t = ((x - low) / (high - low)).clamp(0, 1)
     return t * t * (3 - 2 * t)
 
@@ -127,21 +141,21 @@ def _zero(p: Tensor) -> Tensor:
 
 
 def _axes(p: Tensor, *factors: float) -> Tensor:
-    """A factor for each component."""
+    """Return the factors as a column that multiplies the components of p."""
     return p.new_tensor(factors)[:, None]
 
 
 def _wave(x: Tensor) -> Tensor:
-    """A smooth triangle of period 1 between 0 and 1."""
+    """Return a smooth triangle wave of period 1 between 0 and 1."""
     return _step(0, 1, (_fraction(x) * 2 - 1).abs())
 
 
 def _edge(x: Tensor) -> Tensor:
-    """Distance to the nearest whole number."""
+    """Return the distance to the nearest integer."""
     return 0.5 - (_fraction(x) - 0.5).abs()
 
 
-# The families of `textured` and `camo`.
+# Materials of `textured` and `camo`.
 
 
 def _cloudy(p: Tensor, uv: Tensor, n: Noise) -> Pattern:
@@ -165,17 +179,17 @@ def _wood(p: Tensor, uv: Tensor, n: Noise) -> Pattern:
 def _brick(p: Tensor, uv: Tensor, n: Noise) -> Pattern:
     u, v = 2.2 * uv[0], 4.6 * uv[1]
     u = u + 0.5 * (v.floor() % 2)
-    which = n(torch.stack([u.floor(), v.floor(), v.floor()]), 5 / SIDE, SPECK)[0]
+    tone = n(torch.stack([u.floor(), v.floor(), v.floor()]), 5 / ATLAS_SIZE, SPECK)[0]
     mortar = 1 - _step(0.04, 0.09, torch.minimum(_edge(u) * 2, _edge(v)))
-    return Pattern(0.75 * which, mortar, 1 - mortar + 0.2 * n(p, 0.8, FBM)[0])
+    return Pattern(0.75 * tone, mortar, 1 - mortar + 0.2 * n(p, 0.8, FBM)[0])
 
 
 def _tiles(p: Tensor, uv: Tensor, n: Noise) -> Pattern:
     at = 2.6 * uv
     cell = at.floor()
-    which = n(torch.stack([cell[0], cell[1], cell[0]]), 7 / SIDE, SPECK)[0]
+    tone = n(torch.stack([cell[0], cell[1], cell[0]]), 7 / ATLAS_SIZE, SPECK)[0]
     grout = 1 - _step(0.03, 0.06, torch.minimum(_edge(at[0]), _edge(at[1])))
-    return Pattern(0.4 * which + 0.3 * n(p, 0.4, FBM)[0], grout, 1 - grout)
+    return Pattern(0.4 * tone + 0.3 * n(p, 0.4, FBM)[0], grout, 1 - grout)
 
 
 def _stripes(p: Tensor, uv: Tensor, n: Noise) -> Pattern:
@@ -185,7 +199,7 @@ def _stripes(p: Tensor, uv: Tensor, n: Noise) -> Pattern:
 
 
 def _pebbles(p: Tensor, uv: Tensor, n: Noise) -> Pattern:
-    a = n(p, 0.3, HEART, WALL, CELL)
+    a = n(p, 0.3, CENTRE, WALL, CELL)
     gap = 1 - _step(0.03, 0.14, a[1])
     return Pattern(a[2], gap, 1 - a[0] - gap)
 
@@ -220,15 +234,15 @@ def _weave(p: Tensor, uv: Tensor, n: Noise) -> Pattern:
 
 def _checks(p: Tensor, uv: Tensor, n: Noise) -> Pattern:
     at = 1.9 * uv
-    board = (_step(0.47, 0.53, _wave(at[0])) - _step(0.47, 0.53, _wave(at[1]))).abs()
-    return Pattern(board, _zero(p), _zero(p))
+    check = (_step(0.47, 0.53, _wave(at[0])) - _step(0.47, 0.53, _wave(at[1]))).abs()
+    return Pattern(check, _zero(p), _zero(p))
 
 
 def _rust(p: Tensor, uv: Tensor, n: Noise) -> Pattern:
     a = n(p, 0.28, FBM, TURBULENCE)
     fine = n(p, 1.1, FBM)[0]
-    spread = _step(0.45, 0.55, a[0] + 0.2 * (fine - 0.5))
-    return Pattern(spread, spread * _step(0.5, 0.75, fine), 0.6 * spread * fine)
+    rust = _step(0.45, 0.55, a[0] + 0.2 * (fine - 0.5))
+    return Pattern(rust, rust * _step(0.5, 0.75, fine), 0.6 * rust * fine)
 
 
 def _granite(p: Tensor, uv: Tensor, n: Noise) -> Pattern:
@@ -237,7 +251,7 @@ def _granite(p: Tensor, uv: Tensor, n: Noise) -> Pattern:
     return Pattern(_step(0.35, 0.65, 0.5 * speck + 0.5 * large), _step(0.78, 0.85, speck), 0.2 * speck)
 
 
-# The families of `ood`, which appear nowhere else.
+# Materials of `ood`. No other family uses them.
 
 
 def _zigzag(p: Tensor, uv: Tensor, n: Noise) -> Pattern:
@@ -287,14 +301,14 @@ def _triangles(p: Tensor, uv: Tensor, n: Noise) -> Pattern:
     return Pattern(torch.where(upper, 0.9, 0.0), _zero(p), torch.where(upper, 0.3, 0.0))
 
 
-def _even(p: Tensor, uv: Tensor, n: Noise) -> Pattern:
+def _uniform(p: Tensor, uv: Tensor, n: Noise) -> Pattern:
     return Pattern(_zero(p), _zero(p), _zero(p))
 
 
 Material = Callable[[Tensor, Tensor, Noise], Pattern]
 MATERIALS: dict[str, Material] = {
-    "rubber": _even,
-    "metal": _even,
+    "rubber": _uniform,
+    "metal": _uniform,
     "cloudy": _cloudy,
     "marble": _marble,
     "wood": _wood,
@@ -320,4 +334,4 @@ MATERIALS: dict[str, Material] = {
 NAMES = tuple(MATERIALS)
 TRAINING = NAMES[2:16]
 UNSEEN = NAMES[16:]
-BUMP = 0.035  # height of the relief, in units of the scene, at full bump
+BUMP = 0.035  # height of the relief in scene units at bump 1

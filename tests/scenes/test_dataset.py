@@ -17,9 +17,9 @@ def digest(sample):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_same_bytes_alone_in_a_batch_and_in_another_process(family):
+def test_bytes_are_the_same_alone_in_a_batch_and_in_another_process(family):
     scenes = Scenes(family, "val", size=24)
-    batch = scenes.render([3, 0, 7, 5])
+    batch = scenes.get_batch([3, 0, 7, 5])
     alone = scenes[7]
     assert torch.equal(batch.image[2], alone.image) and torch.equal(batch.mask[2], alone.mask)
     code = (
@@ -30,104 +30,109 @@ def test_the_same_bytes_alone_in_a_batch_and_in_another_process(family):
     assert other.stdout.strip() == digest(alone)
 
 
-def test_workers_give_the_same():
+def test_workers_return_the_same_bytes():
     scenes = Scenes("textured", size=16, count=8)
     loaded = [x.image for x in DataLoader(scenes, batch_size=4, num_workers=2)]
-    assert torch.equal(torch.cat(loaded), scenes.render(range(8)).image)
+    assert torch.equal(torch.cat(loaded), scenes.get_batch(range(8)).image)
 
 
-def test_ground_truth_matches_the_mask():
-    scenes = Scenes("textured", size=64)
-    sample, facts = scenes.describe([0, 1, 2])
-    for mask, fact in zip(sample.mask, facts, strict=True):
-        ids = {entry["id"] for entry in fact["objects"]}
+# -------------------------------------------------------------------------------------------------------- ground truth
+
+
+@pytest.mark.parametrize("size", [64, (64, 40)])
+def test_ground_truth_matches_the_mask(size):
+    sample, truths = Scenes("textured", size=size).describe([0, 1, 2])
+    for mask, truth in zip(sample.mask, truths, strict=True):
+        ids = {entry["id"] for entry in truth["objects"]}
         assert set(mask.unique().tolist()) - {0} <= ids
-        for entry in fact["objects"]:
+        for entry in truth["objects"]:
             assert entry["pixels"] == int((mask == entry["id"]).sum()) and 0 <= entry["visible"] <= 1
-    assert json.loads(json.dumps(facts)) == facts
+    assert json.loads(json.dumps(truths)) == truths
 
 
-def test_ids_persist_in_a_film():
-    sample, (fact,) = Scenes("moving", size=32).describe([0])
+def test_object_ids_persist_over_a_video():
+    sample, (truth,) = Scenes("moving", size=32).describe([0])
     assert sample.image.shape == (1, 24, 3, 32, 32) and sample.mask.shape == (1, 24, 32, 32)
-    for entry in fact["objects"]:
-        where = np.array(entry["position"])
-        assert where.shape == (24, 3) and np.array(entry["velocity"]).shape == (24, 3)
+    for entry in truth["objects"]:
+        assert np.array(entry["position"]).shape == (24, 3) and np.array(entry["velocity"]).shape == (24, 3)
         assert entry["pixels"] == [int((frame == entry["id"]).sum()) for frame in sample.mask[0]]
 
 
-def test_cache_in_memory_and_on_disk(tmp_path):
-    scenes = Scenes("plain", size=16, count=5)
-    direct = scenes.render(range(5))
+# ------------------------------------------------------------------------------------------------------------ protocol
+
+
+def test_protocol_of_images_and_videos():
+    images, videos = Scenes("plain", size=(16, 24), count=3), Scenes("moving", "val", size=8)
+    assert (len(images), images.frames, images.has_masks, images.image_size) == (3, 1, True, (16, 24))
+    assert (len(videos), videos.frames, videos.has_masks, videos.image_size) == (1000, 24, True, (8, 8))
+    assert images.name(2) == "000002"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("height, width", [(24, 40), (37, 23), (33, 33)])
+def test_any_image_size(family, height, width):
+    """Scenes of (H, W) are the centre crop of the square scenes with side max(H, W)."""
+    side = max(height, width)
+    square, scenes = Scenes(family, size=side, count=5), Scenes(family, size=(height, width), count=5)
+    top, left = (side - height) // 2, (side - width) // 2
+    for whole, crop in zip(square.get_batch([4, 1]), scenes.get_batch([4, 1]), strict=True):
+        assert torch.equal(crop, whole[..., top : top + height, left : left + width])
+    sample, _ = scenes.describe([4])
+    assert torch.equal(sample.image, scenes.get_batch([4]).image)
+
+
+@pytest.mark.parametrize("size", [16, (12, 20)])
+def test_frames_of_videos(size):
+    scenes = Scenes("moving", size=size, count=3)
+    videos = scenes.get_batch(range(3))
+    frames = scenes.get_frames([2, 0, 2], [23, 5, 0])
+    for whole, chosen in zip(videos, frames, strict=True):
+        assert torch.equal(chosen, whole[[2, 0, 2], [23, 5, 0]])
+
+
+# -------------------------------------------------------------------------------------------------------------- caches
+
+
+@pytest.mark.parametrize("size", [16, (16, 11)])
+def test_cache_in_memory_and_on_disk(tmp_path, size):
+    scenes = Scenes("plain", size=size, count=5)
+    direct = scenes.get_batch(range(5))
     for cached in (scenes.cache(quiet=True), scenes.cache(tmp_path / "cache", batch=2, quiet=True)):
-        assert len(cached) == 5 and torch.equal(cached.render([4, 1]).image, direct.image[[4, 1]])
+        assert len(cached) == 5 and torch.equal(cached.get_batch([4, 1]).image, direct.image[[4, 1]])
         assert torch.equal(cached[3].mask, direct.mask[3])
+    again = scenes.cache(tmp_path / "cache", quiet=True)
+    assert torch.equal(again.get_batch(range(5)).image, direct.image)
 
 
-def test_an_interrupted_cache_goes_on(tmp_path, monkeypatch):
+def test_cache_names_tell_scenes_apart():
+    assert Scenes("textured").cache_name == "textured-train-128x128-50000"
+    other = Scenes("plain", "val", (64, 96), seed=2, count=7, num_objects=(2, 5), textures="ramp")
+    assert other.cache_name == "plain-2-5-val-64x96-7-ramp-seed2"
+
+
+def test_an_interrupted_cache_resumes(tmp_path, monkeypatch):
     scenes = Scenes("plain", size=16, count=6)
     calls = []
-    whole = Scenes.world
+    original = Scenes.sample
 
     def failing(self, indices):
         calls.append(list(indices))
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return whole(self, indices)
+        return original(self, indices)
 
-    monkeypatch.setattr(Scenes, "world", failing)
+    monkeypatch.setattr(Scenes, "sample", failing)
     with pytest.raises(KeyboardInterrupt):
         scenes.cache(tmp_path, batch=2, quiet=True)
     cached = scenes.cache(tmp_path, batch=2, quiet=True)
     assert calls == [[0, 1], [2, 3], [2, 3], [4, 5]]
     monkeypatch.undo()
-    assert torch.equal(cached.render(range(6)).image, scenes.render(range(6)).image)
-    with pytest.raises(ValueError, match=r"holds other scenes \(seed 0; wanted seed 1\)"):
+    assert torch.equal(cached.get_batch(range(6)).image, scenes.get_batch(range(6)).image)
+    with pytest.raises(ValueError, match=r"holds another cache \(differing in seed\); choose another folder or delete"):
         Scenes("plain", size=16, count=6, seed=1).cache(tmp_path)
-    (tmp_path / "cache.json").write_text("{")
-    with pytest.raises(ValueError, match="is not readable as JSON"):
+    (tmp_path / "request.json").write_text("{")
+    with pytest.raises(ValueError, match=r"request.json is not the request of a cache; choose another folder"):
         scenes.cache(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"family": "clevr"}, "family is 'clevr'; expected one of plain, textured, ood, camo, moving"),
-        ({"family": "plain", "split": "dev"}, "split is 'dev'; expected one of train, val, test"),
-        ({"family": "plain", "size": 0}, "size is 0; expected a side of 1 to 2048 pixels"),
-        ({"family": "plain", "count": -1}, "count is -1; expected zero or more"),
-        ({"family": "plain", "seed": -1}, "seed is -1; expected a whole number from 0"),
-        ({"family": "plain", "seed": 2**32}, "seed is 4294967296; expected a whole number"),
-        ({"family": "plain", "size": 16.0}, "size is 16.0; expected a side"),
-    ],
-)
-def test_bad_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Scenes(**arguments)
-
-
-@pytest.mark.parametrize("cached", [False, True])
-def test_indices(cached):
-    scenes = Scenes("plain", count=3, size=8)
-    scenes = scenes.cache(quiet=True) if cached else scenes
-    for wrong in (3, -1):
-        with pytest.raises(IndexError, match=f"scene {wrong} is out of range: there are 3"):
-            scenes[wrong]
-    with pytest.raises(TypeError, match="indices are of type float64; expected whole numbers"):
-        scenes.render([0.5])
-    with pytest.raises(TypeError, match="indices are of type bool"):
-        scenes.render(np.array([True, False, True]))
-    assert scenes.render([]).image.shape == (0, 3, 8, 8) and scenes.render([]).mask.shape == (0, 8, 8)
-    assert torch.equal(scenes.render(torch.tensor([2, 1])).image, scenes.render(range(2, 0, -1)).image)
-
-
-@pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize("device", ["cuda:99", torch.device("cuda:99"), "nowhere", "hpu"])
-def test_a_device_that_is_not_here(cached, device):
-    scenes = Scenes("plain", count=1, size=8)
-    scenes = scenes.cache(quiet=True) if cached else scenes
-    with pytest.raises(ValueError, match=rf"\Adevice is '{device}', which cannot be used here: [^\n]*\Z"):
-        scenes.render([0], device)
 
 
 def test_a_damaged_or_foreign_cache_is_refused(tmp_path):
@@ -135,7 +140,7 @@ def test_a_damaged_or_foreign_cache_is_refused(tmp_path):
     scenes.cache(tmp_path / "cut", quiet=True)
     path = tmp_path / "cut" / "images.npy"
     path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(ValueError, match=r"images.npy is missing or cut short; delete .*cut"):
+    with pytest.raises(ValueError, match=r"images.npy is missing or truncated; delete .*cut"):
         scenes.cache(tmp_path / "cut", quiet=True)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "images.npy").write_bytes(b"mine")
@@ -144,54 +149,101 @@ def test_a_damaged_or_foreign_cache_is_refused(tmp_path):
     assert (tmp_path / "mine" / "images.npy").read_bytes() == b"mine"
 
 
-def test_a_cache_on_disk_is_not_sent_to_workers(tmp_path):
+def test_pickling_a_cache_on_disk_sends_no_images(tmp_path):
     cached = Scenes("plain", size=32, count=6).cache(tmp_path, quiet=True)
     sent = pickle.dumps(cached)
     assert len(sent) < 2000 and torch.equal(pickle.loads(sent)[5].image, cached[5].image)
 
 
-# ------------------------------------------------------------------------------------------------------ other surfaces
+# ---------------------------------------------------------------------------------------------------- invalid arguments
 
 
-def test_textures_rise_from_scene_to_scene():
-    """Scene 0 has none, the later the more; what stands where is the same."""
-    rising, whole = (Scenes("textured", size=32, count=8, surfaces=kind) for kind in ("rising", "whole"))
-    made, world = rising.world(range(8)), whole.world(range(8))
-    assert (
-        np.array_equal(made.finish[0, :, 1], 0 * world.finish[0, :, 1]) and np.ptp(made.paint[0], axis=1).max() < 1e-15
-    )
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"family": "clevr"}, "family is 'clevr'; expected one of plain, textured, ood, camo, moving"),
+        ({"family": "plain", "split": "dev"}, "split is 'dev'; expected one of train, val, test"),
+        ({"family": "plain", "size": 0}, "size is 0; expected 1 to 2048 pixels, as one integer or as"),
+        ({"family": "plain", "size": 16.0}, "size is 16.0; expected 1 to 2048 pixels"),
+        ({"family": "plain", "size": (16, 2049)}, r"size is \(16, 2049\); expected 1 to 2048 pixels"),
+        ({"family": "plain", "size": (16,)}, r"size is \(16,\); expected"),
+        ({"family": "plain", "size": (3, 16, 16)}, r"size is \(3, 16, 16\); expected"),
+        ({"family": "plain", "size": "16"}, "size is '16'; expected"),
+        ({"family": "plain", "count": -1}, "count is -1; expected an integer of at least 0"),
+        ({"family": "plain", "seed": -1}, "seed is -1; expected an integer from 0"),
+        ({"family": "plain", "seed": 2**32}, "seed is 4294967296; expected an integer"),
+        ({"family": "plain", "num_objects": (5, 2)}, r"num_objects is \(5, 2\); expected a range between 1 and 10"),
+        ({"family": "plain", "num_objects": (0, 2)}, r"num_objects is \(0, 2\); expected a range"),
+        ({"family": "plain", "textures": "flat"}, r"textures is 'flat'; expected one of full, ramp, low-contrast\Z"),
+    ],
+)
+def test_invalid_arguments(arguments, message):
+    with pytest.raises(ValueError, match=rf"\A{message}"):
+        Scenes(**arguments)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_indices(cached):
+    scenes = Scenes("plain", count=3, size=8)
+    scenes = scenes.cache(quiet=True) if cached else scenes
+    for wrong in (3, -1):
+        with pytest.raises(IndexError, match=f"index {wrong} is out of range; expected 0 to 2"):
+            scenes[wrong]
+    with pytest.raises(TypeError, match="indices are of type float64; expected integers"):
+        scenes.get_batch([0.5])
+    with pytest.raises(TypeError, match="indices are of type bool"):
+        scenes.get_batch(np.array([True, False, True]))
+    assert scenes.get_batch([]).image.shape == (0, 3, 8, 8) and scenes.get_batch([]).mask.shape == (0, 8, 8)
+    assert torch.equal(scenes.get_batch(torch.tensor([2, 1])).image, scenes.get_batch(range(2, 0, -1)).image)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("device", ["cuda:99", torch.device("cuda:99"), "nowhere", "hpu"])
+def test_unavailable_devices(cached, device):
+    scenes = Scenes("plain", count=1, size=8)
+    scenes = scenes.cache(quiet=True) if cached else scenes
+    with pytest.raises(ValueError, match=rf"\Adevice is '{device}', which cannot be used here: [^\n]*\Z"):
+        scenes.get_batch([0], device)
+
+
+# ------------------------------------------------------------------------------------------------------------ textures
+
+
+def test_textures_ramp_up_from_scene_to_scene():
+    """Scene 0 has none and later scenes have more. Everything else is the same."""
+    ramp, full = (Scenes("textured", size=32, count=8, textures=name) for name in ("ramp", "full"))
+    changed, original = ramp.sample(range(8)), full.sample(range(8))
+    assert not changed.finish[0, :, 1].any() and np.ptp(changed.palette[0], axis=1).max() < 1e-15
     for i in range(8):
-        assert np.allclose(made.finish[i, :, 1], i / 8 * world.finish[i, :, 1])
-        spread, mean = np.ptp(world.paint[i], axis=1), world.paint[i].mean(1)
-        assert np.allclose(np.ptp(made.paint[i], axis=1), i / 8 * spread) and np.allclose(made.paint[i].mean(1), mean)
-    for name in ("material", "position", "shape", "size", "light", "camera"):
-        assert np.array_equal(getattr(made, name), getattr(world, name)), name
-    one, other = rising.render(range(8)), whole.render(range(8))
-    assert torch.equal(one.mask, other.mask) and not torch.equal(one.image, other.image)
-    assert torch.equal(rising.render([6, 2]).image, one.image[[6, 2]]), "by their numbers alone"
+        assert np.allclose(changed.finish[i, :, 1], i / 8 * original.finish[i, :, 1])
+        assert np.allclose(np.ptp(changed.palette[i], axis=1), i / 8 * np.ptp(original.palette[i], axis=1))
+        assert np.allclose(changed.palette[i].mean(1), original.palette[i].mean(1))
+    for name in ("material", "position", "shape", "size", "light_strength", "camera"):
+        assert np.array_equal(getattr(changed, name), getattr(original, name)), name
+    sample, reference = ramp.get_batch(range(8)), full.get_batch(range(8))
+    assert torch.equal(sample.mask, reference.mask) and not torch.equal(sample.image, reference.image)
+    assert torch.equal(ramp.get_batch([6, 2]).image, sample.image[[6, 2]]), "a scene depends on its index alone"
 
 
-def test_objects_near_the_ground_in_colour():
-    near, whole = (Scenes("textured", size=32, count=50, surfaces=kind) for kind in ("near", "whole"))
-    made, world = near.world(range(50)), whole.world(range(50))
-    assert np.array_equal(made.paint[:, 0], world.paint[:, 0]) and np.array_equal(made.finish, world.finish)
-    assert np.array_equal(made.material, world.material), "what they are made of stays theirs"
-    gap, before = (w.paint[:, 1:] - w.paint[:, :1] for w in (made, world))
-    left = (gap * before).sum((1, 2, 3)) / (before**2).sum((1, 2, 3))
-    assert np.allclose(gap, left[:, None, None, None] * before) and left.max() == 1 and 0.1 <= left.min() < 0.15
-    assert np.histogram(1 - left, 3, (0, 0.9))[0].min() >= 15, "as many are a little near as are very near"
-    assert torch.equal(near.render([7]).mask, whole.render([7]).mask)
+def test_objects_of_low_contrast():
+    low, full = (Scenes("textured", size=32, count=50, textures=name) for name in ("low-contrast", "full"))
+    changed, original = low.sample(range(50)), full.sample(range(50))
+    assert np.array_equal(changed.palette[:, 0], original.palette[:, 0])
+    assert np.array_equal(changed.finish, original.finish) and np.array_equal(changed.material, original.material)
+    gap, before = (scenes.palette[:, 1:] - scenes.palette[:, :1] for scenes in (changed, original))
+    contrast = (gap * before).sum((1, 2, 3)) / (before**2).sum((1, 2, 3))
+    assert np.allclose(gap, contrast[:, None, None, None] * before)
+    assert contrast.max() == 1 and 0.1 <= contrast.min() < 0.15
+    assert np.histogram(1 - contrast, 3, (0, 0.9))[0].min() >= 15, "shares are evenly distributed"
+    assert torch.equal(low.get_batch([7]).mask, full.get_batch([7]).mask)
 
 
-def test_other_surfaces_are_other_scenes(tmp_path):
-    """A cache of one kind is not taken for another; that of whole ones is what it always was."""
-    whole, rising = (Scenes("textured", size=16, count=4, surfaces=kind) for kind in ("whole", "rising"))
-    assert "surfaces" not in whole.request() and rising.request()["surfaces"] == "rising"
-    whole.cache(tmp_path / "a")
-    with pytest.raises(ValueError, match=r"holds other scenes \(surfaces None; wanted surfaces rising\)"):
-        rising.cache(tmp_path / "a")
-    rising.cache(tmp_path / "b")
-    with pytest.raises(ValueError, match=r"holds other scenes \(surfaces rising; wanted surfaces None\)"):
-        whole.cache(tmp_path / "b")
-    with pytest.raises(ValueError, match=r"\Asurfaces is 'flat'; expected one of whole, rising, near\Z"):
-        Scenes("textured", surfaces="flat")
+def test_a_cache_of_other_textures_is_refused(tmp_path):
+    full, ramp = (Scenes("textured", size=16, count=4, textures=name) for name in ("full", "ramp"))
+    assert full.request()["textures"] == "full" and ramp.request()["textures"] == "ramp"
+    full.cache(tmp_path / "a")
+    with pytest.raises(ValueError, match=r"holds another cache \(differing in textures\)"):
+        ramp.cache(tmp_path / "a")
+    ramp.cache(tmp_path / "b")
+    with pytest.raises(ValueError, match=r"holds another cache \(differing in textures\)"):
+        full.cache(tmp_path / "b")

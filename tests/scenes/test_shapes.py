@@ -10,7 +10,7 @@ SLOPE = 0.75 / 1.5  # of the pyramid's walls
 
 
 def inside(name, p, slack=0.0):
-    """Whether points (3, m) lie in a shape, written down independently of the intersections."""
+    """Whether points (3, m) lie in a shape, computed independently of the intersections."""
     x, y, z = p
     r = np.hypot(x, y)
     hexagon = np.maximum.reduce([x * math.cos(a) + y * math.sin(a) for a in np.arange(6) * math.pi / 3])
@@ -37,15 +37,15 @@ def random_rays(n=400):
 
 
 @pytest.mark.parametrize("name", shapes.NAMES)
-def test_where_a_ray_enters(name):
-    """Against marching along the ray in small steps until a point is inside."""
+def test_intersections_agree_with_ray_marching(name):
+    """The reference takes small steps along the ray until a point is inside."""
     o, d = random_rays()
     t, normal = (x.numpy() for x in shapes.SHAPES[name][0](torch.tensor(o), torch.tensor(d)))
     steps = np.linspace(0, 6, 4001)
-    within = np.stack([inside(name, o + s * d) for s in steps])
-    marched = np.where(within.any(0), steps[within.argmax(0)], np.inf)
+    is_inside = np.stack([inside(name, o + s * d) for s in steps])
+    marched = np.where(is_inside.any(0), steps[is_inside.argmax(0)], np.inf)
     hit = np.isfinite(t)
-    # A ray that only grazes a corner may slip between two steps, never the other way round.
+    # Marching may step over a corner that a ray grazes. It never finds a hit that the intersection misses.
     assert not (np.isfinite(marched) & ~hit).any() and (hit & np.isfinite(marched)).sum() > 100
     both = hit & np.isfinite(marched)
     assert np.abs(t[both] - marched[both]).max() < 2e-3
@@ -56,11 +56,10 @@ def test_where_a_ray_enters(name):
 
 
 @pytest.mark.parametrize("name", shapes.NAMES)
-def test_radii_and_height(name):
-    """The ball around a shape holds it, its circle on the ground too, and it stands on its lowest point."""
+def test_bounding_radii_and_rest_height(name):
     i = shapes.NAMES.index(name)
     grid = np.stack(np.meshgrid(*[np.linspace(-1.4, 1.4, 113)] * 3)).reshape(3, -1)
-    held = grid[:, inside(name, grid)]
-    assert np.linalg.norm(held, axis=0).max() <= shapes.OUTER_RADIUS[i] + 1e-9
-    assert np.hypot(held[0], held[1]).max() <= shapes.GROUND_RADIUS[i] + 1e-9
-    assert abs(held[2].min() + shapes.REST_HEIGHT[i]) < 0.03
+    points = grid[:, inside(name, grid)]
+    assert np.linalg.norm(points, axis=0).max() <= shapes.OUTER_RADIUS[i] + 1e-9
+    assert np.hypot(points[0], points[1]).max() <= shapes.GROUND_RADIUS[i] + 1e-9
+    assert abs(points[2].min() + shapes.REST_HEIGHT[i]) < 0.03

@@ -1,0 +1,145 @@
+import errno
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cutslots.scenes import Scenes, export
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, "-m", "cutslots", *arguments], capture_output=True, text=True)
+
+
+def read_files(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_files_of_images(tmp_path):
+    scenes = Scenes("textured", size=24, count=3)
+    export.generate(scenes, tmp_path, quiet=True)
+    sample = scenes.get_batch(range(3))
+    lines = [json.loads(line) for line in (tmp_path / "scenes.jsonl").read_text().splitlines()]
+    assert [line["index"] for line in lines] == [0, 1, 2]
+    for i in range(3):
+        mask = Image.open(tmp_path / "masks" / f"{i:06d}.png")
+        assert mask.mode == "P" and np.array_equal(np.array(mask), sample.mask[i].numpy())
+        image = np.array(Image.open(tmp_path / "images" / f"{i:06d}.png"))
+        assert np.array_equal(image, sample.image[i].permute(1, 2, 0).numpy())
+    assert Image.open(tmp_path / "contact_sheet.png").size == (3 * 26 - 2, 2 * 26 - 2)
+
+
+def test_files_of_videos(tmp_path):
+    export.generate(Scenes("moving", size=16, count=1), tmp_path, quiet=True)
+    assert len(list((tmp_path / "images" / "000000").glob("*.png"))) == 24
+    assert len(list((tmp_path / "masks" / "000000").glob("*.png"))) == 24
+    assert Image.open(tmp_path / "previews" / "000000.gif").n_frames == 24
+
+
+def test_a_killed_command_resumes(tmp_path):
+    """After SIGKILL in the middle, the same command writes the same files as an uninterrupted one."""
+    command = ["generate", "plain", "--count", "40", "--image-size", "24", "24", "--out"]
+    assert run(*command, str(tmp_path / "uninterrupted")).returncode == 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cutslots", *command, str(tmp_path / "killed")], stdout=subprocess.DEVNULL
+    )
+    while not (tmp_path / "killed" / "scenes.jsonl").exists() and process.poll() is None:
+        time.sleep(0.02)
+    time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    truth = tmp_path / "killed" / "scenes.jsonl"
+    truth.write_bytes(truth.read_bytes() + b'{"index": ')  # an incomplete last line
+    done = run(*command, str(tmp_path / "killed"))
+    assert done.returncode == 0, done.stderr
+    assert read_files(tmp_path / "killed") == read_files(tmp_path / "uninterrupted")
+
+
+def test_a_missing_file_is_written_again(tmp_path):
+    scenes = Scenes("plain", size=16, count=4)
+    export.generate(scenes, tmp_path, quiet=True)
+    before = read_files(tmp_path)
+    (tmp_path / "images" / "000002.png").unlink()
+    (tmp_path / "scenes.jsonl").write_bytes(before["scenes.jsonl"] + b"{}\n")
+    export.generate(scenes, tmp_path, quiet=True)
+    assert read_files(tmp_path) == before
+
+
+def test_other_files_are_left_alone(tmp_path):
+    (tmp_path / "diary.txt").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path.parent)
+    command = ["generate", "plain", "--count", "1", "--image-size", "8", "8", "--out", str(tmp_path)]
+    result = run(*command)
+    assert result.returncode != 0 and "is not empty and holds no set of scenes; choose another" in result.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["diary.txt", "link"]
+    assert run(*command, "--overwrite").returncode == 0
+    assert run(*command, "--seed", "1", "--overwrite").returncode == 0
+    assert (tmp_path / "diary.txt").read_text() == "mine" and (tmp_path / "link").is_symlink()
+
+
+def test_overwrite_removes_other_scenes(tmp_path):
+    export.generate(Scenes("moving", size=8, count=2), tmp_path, quiet=True)
+    with pytest.raises(ValueError, match=r"holds another set of scenes \(differing in family, count\); choose another"):
+        export.generate(Scenes("plain", size=8, count=1), tmp_path, quiet=True)
+    export.generate(Scenes("plain", size=8, count=1), tmp_path, overwrite=True, quiet=True)
+    assert not (tmp_path / "previews").exists()
+    assert [p.name for p in (tmp_path / "images").iterdir()] == ["000000.png"]
+
+
+def test_images_of_something_else_are_left_alone(tmp_path):
+    (tmp_path / "images").mkdir()
+    with pytest.raises(ValueError, match=r"holds images but no request.json of a set of scenes; choose another folder"):
+        export.generate(Scenes("plain", size=8, count=1), tmp_path, overwrite=True, quiet=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["images"]
+
+
+def test_a_full_disk_leaves_no_broken_files(tmp_path, monkeypatch):
+    """The error names the file that does not fit."""
+    written = []
+    original = pathlib.Path.write_bytes
+
+    def full(self, data):
+        if len(written) == 3:
+            original(self, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(self)
+        return original(self, data)
+
+    monkeypatch.setattr(pathlib.Path, "write_bytes", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*images.*png") as caught:
+        export.generate(Scenes("plain", size=16, count=4), tmp_path, quiet=True)
+    assert caught.value.filename.endswith(".png")
+    monkeypatch.undo()
+    assert not list(tmp_path.rglob("*.part"))
+    for path in tmp_path.rglob("*.png"):
+        Image.open(path).load()
+    export.generate(Scenes("plain", size=16, count=4), tmp_path, quiet=True)
+    assert len(list((tmp_path / "masks").glob("*.png"))) == 4
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["plain", "--count", "-3"], "count is -3; expected at least 1"),
+        (["plain", "--image-size", "0", "0"], "size is (0, 0); expected 1 to 2048 pixels"),
+        (["marble"], "marble"),
+    ],
+)
+def test_invalid_arguments(tmp_path, arguments, message):
+    done = run("generate", *arguments, "--out", str(tmp_path / "out"))
+    assert done.returncode != 0 and message in done.stderr + done.stdout and "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_created(tmp_path):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        done = run("generate", "plain", "--count", "1", "--image-size", "8", "8", "--out", str(out))
+        assert done.returncode != 0 and str(tmp_path / "file") in done.stderr and "Traceback" not in done.stderr
