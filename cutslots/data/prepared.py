@@ -1,109 +1,209 @@
-"""A prepared cache as a dataset: pictures by number or batch, straight from files that are mapped into memory."""
+"""Caches that `cutslots prepare` writes, as datasets: clevr, clevrtex, clevrtex-ood, clevrtex-camo, movi-a."""
 
 from __future__ import annotations
 
 import json
-import operator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from cutslots.data.prepare import FORMAT
-from cutslots.data.published import DATASETS
-from cutslots.scenes.dataset import Cached, Indices, Sample, reopened, whole_numbers
-from cutslots.scenes.draw import SPLITS
+from cutslots.data.published import PUBLISHED
+from cutslots.data.registry import DATASETS, DatasetConfig, check_split
+from cutslots.dataset import (
+    EmptySplit,
+    ImageSize,
+    Indices,
+    MemmapDataset,
+    Sample,
+    VideoDataset,
+    check_image_size,
+    check_indices,
+    open_memmap,
+)
+from cutslots.registry import Range
+from cutslots.scenes.sample import SPLITS
+
+NumObjects = Annotated[int, Range(0, 255)]
 
 
-class Prepared(Dataset[Sample]):
-    """A split of what `cutslots prepare` wrote, as `Scenes` hands out scenes; videos have a leading frame axis.
+class Prepared(VideoDataset):
+    """A split of a cache. Images and masks are read from files that are mapped into memory.
 
-    `objects` keeps scenes with at least and at most so many; without it, those the dataset's convention means."""
+    `image_size` must be the cache's, or None. `count` keeps the first images or videos. `num_objects` keeps scenes with
+    at least and at most so many objects; by default those of the protocol that the cache was prepared with.
+    """
+
+    memory_mapped = True
 
     def __init__(
         self,
-        folder: Path,
+        folder: str | Path,
         split: str = "train",
-        size: int | None = None,
+        image_size: ImageSize | None = None,
         count: int | None = None,
-        objects: tuple[int, int] | None = None,
+        num_objects: tuple[int, int] | None = None,
     ) -> None:
-        if split not in SPLITS:
-            raise ValueError(f"split is {split!r}; expected one of {', '.join(SPLITS)}")
-        self.manifest = read_manifest(folder)
+        check_split(split)
+        self.folder, self.split = Path(folder), split
+        self.manifest = read_manifest(self.folder)
         request = self.manifest["request"]
-        self.folder, self.split = folder, split
-        self.dataset, self.size, self.frames = request["dataset"], request["size"], request["frames"]
-        if size is not None and size != self.size:
-            raise ValueError(
-                f"{folder} is prepared at {self.size}x{self.size} and {size}x{size} is wanted; prepare it again with "
-                f"--size {size} and another --out"
+        self.dataset, self.frames = request["dataset"], request["frames"]
+        self.image_size = (request["size"], request["size"])
+        if image_size is not None:
+            self._check_image_size(check_image_size(image_size))
+        self.cached, self.num_objects = self._open_arrays()
+        self.rows = self._select_rows(count, num_objects or self.manifest["objects"] or (0, 255))
+
+    def _check_image_size(self, wanted: tuple[int, int]) -> None:
+        if wanted != self.image_size:
+            height, width = wanted
+            remedy = (
+                f"prepare it again with --size {height} and another --out"
+                if height == width
+                else "prepared datasets are square"
             )
-        images, masks, counts = (reopened(folder / f"{name}.npy") for name in ("images", "masks", "objects"))
+            cached = self.image_size[0]
+            raise ValueError(f"{self.folder} is prepared at {cached}x{cached} and {width}x{height} is wanted; {remedy}")
+
+    def _open_arrays(self) -> tuple[MemmapDataset, np.ndarray]:
+        """Return all images and masks of the cache and the number of objects of every row."""
+        images, masks, objects = (open_memmap(self.folder / f"{name}.npy") for name in ("images", "masks", "objects"))
         rows = self.manifest["rows"]
         for array, shape in (
-            (images, (rows, self.frames, 3, self.size, self.size)),
-            (masks, (rows, self.frames, self.size, self.size)),
-            (counts, (rows,)),
+            (images, (rows, self.frames, 3, *self.image_size)),
+            (masks, (rows, self.frames, *self.image_size)),
+            (objects, (rows,)),
         ):
             if array.shape != shape or array.dtype != np.uint8:
                 raise ValueError(f"{array.filename} is {array.dtype} {array.shape}; expected {shape}: prepare it again")
-        self.cached, self.counts = Cached(images, masks), np.array(counts)
-        rows = np.arange(*self.manifest["splits"][split])
-        least, most = objects or self.manifest["objects"] or (0, 255)
-        meant = rows[(self.counts[rows] >= least) & (self.counts[rows] <= most)]
-        self.holds, self.rows = len(meant), meant[:count]
-        if len(self.rows) == 0 and count != 0:
-            shared = ", ".join(f"{name} {b - a:,}" for name, (a, b) in self.manifest["splits"].items())
-            raise ValueError(f"{folder} has nothing for {split} with {least} to {most} objects (it has {shared})")
+        return MemmapDataset(images, masks), np.array(objects)
+
+    def _select_rows(self, count: int | None, bounds: tuple[int, int]) -> np.ndarray:
+        """Return the rows of the split with so many objects, the first `count` of them."""
+        low, high = bounds
+        rows = np.arange(*self.manifest["splits"][self.split])
+        rows = rows[(self.num_objects[rows] >= low) & (self.num_objects[rows] <= high)]
+        if len(rows) == 0 and count != 0:
+            sizes = ", ".join(f"{name} {end - start:,}" for name, (start, end) in self.manifest["splits"].items())
+            raise EmptySplit(
+                f"{self.folder} has nothing for {self.split} with {low} to {high} objects (it has {sizes})"
+            )
+        return rows[:count]
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> Sample:
-        sample = self.render([operator.index(index)])
-        return Sample(sample.image[0], sample.mask[0])
-
     def name(self, index: int) -> str:
         return f"{self.rows[index]:06d}"
 
-    def render(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
-        return self.cached.render(self.rows[whole_numbers(indices, len(self))], device)
+    def get_batch(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
+        return self.cached.get_batch(self.rows[check_indices(indices, len(self))], device)
 
-    def stills(self, films: Indices, frames: Indices, device: torch.device | str = "cpu") -> Sample:
-        """One frame of each of the films, (B, 3, size, size)."""
-        return self.cached.stills(self.rows[whole_numbers(films, len(self))], frames, device)
+    def get_frames(self, videos: Indices, frames: Indices, device: torch.device | str = "cpu") -> Sample:
+        return self.cached.get_frames(self.rows[check_indices(videos, len(self))], frames, device)
 
 
 def is_prepared(folder: Path) -> bool:
+    """Return whether a folder holds a cache, finished or not."""
     return (folder / "manifest.json").is_file() or (folder / "progress.json").is_file()
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What the cache is; a sentence if there is none, or it is not whole."""
+    """Return the manifest of a cache. Raise a ValueError if there is none or a file has another size than it says."""
     path = folder / "manifest.json"
     if not path.is_file():
         if (folder / "progress.json").is_file():
-            raise ValueError(f"{folder} is not finished; run its cutslots prepare again, it goes on where it stopped")
-        raise ValueError(f"{folder} holds no manifest.json; expected a folder that cutslots prepare has written")
+            raise ValueError(f"{folder} is not finished; run the same cutslots prepare again to resume")
+        raise ValueError(f"{folder} holds no manifest.json; expected a folder written by cutslots prepare")
     try:
         manifest = dict(json.loads(path.read_text()))
         request, files = manifest["request"], manifest["files"]
         sizes = {name: int(facts["bytes"]) for name, facts in files.items()}
         manifest["splits"] = {name: (int(a), int(b)) for name, (a, b) in manifest["splits"].items()}
         _ = (
-            [request[name] for name in ("size", "frames", "format", "dataset")],
+            [request[name] for name in ("size", "frames", "format", "dataset", "protocol")],
             [manifest[name] for name in ("rows", "objects")],
         )
         _ = [manifest["splits"][name] for name in SPLITS]
     except Exception:
         raise ValueError(f"{path} cannot be read as a manifest; delete {folder} and prepare it again") from None
-    if request["format"] != FORMAT or request["dataset"] not in DATASETS:
+    if request["format"] != FORMAT or request["dataset"] not in PUBLISHED:
         raise ValueError(f"{path} is of another version ({request['format']}; expected {FORMAT}); prepare it again")
     for name, size in sizes.items():
-        seen = (folder / name).stat().st_size if (folder / name).is_file() else 0
-        if seen != size:
-            raise ValueError(f"{folder / name} has {seen:,} bytes; expected {size:,}: prepare it again")
+        found = (folder / name).stat().st_size if (folder / name).is_file() else 0
+        if found != size:
+            raise ValueError(f"{folder / name} has {found:,} bytes; expected {size:,}: prepare it again")
     return manifest
+
+
+# ----------------------------------------------------------------------------------------------------------- registry
+
+
+@dataclass(frozen=True)
+class PreparedConfig(DatasetConfig):
+    """Options of all prepared datasets."""
+
+    default_image_size: ClassVar[tuple[int, int] | None] = None
+
+    path: str
+    """The folder that `cutslots prepare` wrote."""
+    num_objects: tuple[NumObjects, NumObjects] | None = None
+    """Smallest and largest number of objects in a scene; by default all that the protocol keeps."""
+
+    def validate(self) -> None:
+        super().validate()
+        if self.num_objects and self.num_objects[0] > self.num_objects[1]:
+            raise ValueError(f"num_objects is {self.num_objects}; expected the smaller number first")
+
+
+@dataclass(frozen=True)
+class ClevrConfig(PreparedConfig):
+    pass
+
+
+@dataclass(frozen=True)
+class ClevrtexConfig(PreparedConfig):
+    pass
+
+
+@dataclass(frozen=True)
+class ClevrtexOodConfig(PreparedConfig):
+    pass
+
+
+@dataclass(frozen=True)
+class ClevrtexCamoConfig(PreparedConfig):
+    pass
+
+
+@dataclass(frozen=True)
+class MoviAConfig(PreparedConfig):
+    pass
+
+
+def register_prepared(name: str, config: type[PreparedConfig]) -> None:
+    def open_prepared(
+        split: str,
+        image_size: tuple[int, int] | None,
+        count: int | None,
+        path: str,
+        num_objects: tuple[int, int] | None,
+    ) -> Prepared:
+        data = Prepared(path, split, image_size, count, num_objects)
+        if data.dataset != name:
+            raise ValueError(f"{path} holds {data.dataset}; expected {name}, or --data {data.dataset}:{path}")
+        return data
+
+    open_prepared.__doc__ = f"{PUBLISHED[name].title}, prepared by `cutslots prepare {name}`."
+    DATASETS.register(name, config)(open_prepared)
+
+
+register_prepared("clevr", ClevrConfig)
+register_prepared("clevrtex", ClevrtexConfig)
+register_prepared("clevrtex-ood", ClevrtexOodConfig)
+register_prepared("clevrtex-camo", ClevrtexCamoConfig)
+register_prepared("movi-a", MoviAConfig)

@@ -13,7 +13,7 @@ from tfrecord import example_pb2
 from tfrecord.writer import TFRecordWriter
 
 from cutslots.data import tfrecord
-from cutslots.data.tfrecord import LARGEST, Broken, checksum, parse_example, read_records
+from cutslots.data.tfrecord import MAX_RECORD_BYTES, DamagedFile, checksum, parse_example, read_records
 from tests.data.small_files import boundaries, frame, framed, write_records
 
 MiB = 2**20
@@ -21,8 +21,8 @@ RNG = random.Random(0)
 CONTENTS = [RNG.randbytes(n) for n in (0, 1, 300, 11, 5000, 70)]
 RECORDS = [frame(content) for content in CONTENTS]
 PLAIN = b"".join(RECORDS)
-PACKED = gzip.compress(PLAIN, mtime=12345)
-FORMS = pytest.mark.parametrize("data", [PLAIN, PACKED], ids=["plain", "packed"])
+COMPRESSED = gzip.compress(PLAIN, mtime=12345)
+FORMS = pytest.mark.parametrize("data", [PLAIN, COMPRESSED], ids=["plain", "compressed"])
 
 
 @pytest.fixture(scope="module")
@@ -31,26 +31,26 @@ def path(tmp_path_factory):
 
 
 def read(path, data):
-    """The records that can be read, and the sentence on why there are no more, if there is one."""
+    """Return the records before the first damaged one, and the error message, None if there is none."""
     path.write_bytes(data)
     found = []
     try:
         for record in read_records(path):
             found.append(record)
-    except Broken as error:
-        said = str(error)
-        assert said.startswith(str(path)) and "\n" not in said
-        return found, said.removeprefix(f"{path} ")
+    except DamagedFile as error:
+        message = str(error)
+        assert message.startswith(str(path)) and "\n" not in message
+        return found, message.removeprefix(f"{path} ")
     return found, None
 
 
 def peak(path, data):
-    """The most bytes that Python held while the file was read to its end or to its fault."""
+    """Return the peak memory in bytes while the file is read to its end or its first damaged record."""
     path.write_bytes(data)
     del data
     tracemalloc.start()
     try:
-        with contextlib.suppress(Broken):
+        with contextlib.suppress(DamagedFile):
             for _ in read_records(path):
                 pass
         return tracemalloc.get_traced_memory()[1]
@@ -58,10 +58,10 @@ def peak(path, data):
         tracemalloc.stop()
 
 
-def head(length):
-    """The start of a record that claims to be so long, with a checksum that fits."""
-    said = length.to_bytes(8, "little")
-    return said + TFRecordWriter.masked_crc(said)
+def header(length):
+    """Return the start of a record of so many bytes, with a valid checksum."""
+    data = length.to_bytes(8, "little")
+    return data + TFRecordWriter.masked_crc(data)
 
 
 # ------------------------------------------------------------------------------------------------------------- records
@@ -72,12 +72,12 @@ def test_records_come_back_in_order(path, data):
     assert read(path, data) == (CONTENTS, None)
 
 
-def test_checksums_are_the_other_writers(path):
+def test_checksums_match_the_tfrecord_package(path):
     for content in CONTENTS:
         assert checksum(content).to_bytes(4, "little") == TFRecordWriter.masked_crc(content)
 
 
-def test_what_the_other_writer_writes(tmp_path):
+def test_reads_files_of_the_tfrecord_package(tmp_path):
     writer = TFRecordWriter(str(tmp_path / "a.tfrecords"))
     for i in range(3):
         writer.write({"number": (i, "int"), "text": ([b"a" * i], "byte")})
@@ -91,103 +91,103 @@ def test_several_gzip_members_are_one_file(path):
     assert read(path, b"".join(gzip.compress(record) for record in RECORDS)) == (CONTENTS, None)
 
 
-def test_a_plain_file_may_start_with_gzips_mark(path):
-    """A length of 0x8b1f is written 1f 8b: the checksum of the length tells."""
+def test_uncompressed_file_may_start_with_the_magic_number_of_gzip(path):
+    """A length of 0x8b1f is stored as 1f 8b; the checksum of the length decides."""
     content = bytes(0x8B1F)
-    assert frame(content)[:2] == b"\x1f\x8b" == PACKED[:2]
+    assert frame(content)[:2] == b"\x1f\x8b" == COMPRESSED[:2]
     assert read(path, frame(content)) == ([content], None)
 
 
-def test_an_empty_file(path):
+def test_empty_file_is_refused(path):
     assert read(path, b"") == ([], "is empty; expected a TFRecord file")
 
 
-def test_another_kind_of_file(path):
-    found, said = read(path, b"\x89PNG\r\n\x1a\n" + bytes(100))
-    assert found == [] and said.startswith("is damaged at record 0: its length does not fit its checksum")
+def test_file_of_another_format_is_refused(path):
+    found, message = read(path, b"\x89PNG\r\n\x1a\n" + bytes(100))
+    assert found == [] and message.startswith("is damaged at record 0: its length does not match its checksum")
 
 
-# -------------------------------------------------------------------------------------------------------------- faults
+# -------------------------------------------------------------------------------------------------------------- damage
 
 
-def test_a_plain_file_cut_anywhere(path):
-    """Between two records it is a shorter file; elsewhere the record that is cut is named."""
+def test_truncated_uncompressed_file(path):
+    """Truncation between two records gives a shorter file; elsewhere the error names the truncated record."""
     ends = boundaries(RECORDS)
     cuts = {cut for end in ends for cut in (end - 1, end, end + 1)} | {RNG.randrange(len(PLAIN)) for _ in range(100)}
     for cut in sorted(cut for cut in cuts if 0 < cut < len(PLAIN)):
         whole = max(i for i, end in enumerate(ends) if end <= cut)
-        expected = None if cut in ends else f"ends early: record {whole} is cut short"
+        expected = None if cut in ends else f"ends early: record {whole} is truncated"
         assert read(path, PLAIN[:cut]) == (CONTENTS[:whole], expected), cut
 
 
-def test_a_packed_file_cut_anywhere(path):
-    cuts = {1, 2, 3, 9, 10, 11, *range(len(PACKED) - 12, len(PACKED)), *range(0, len(PACKED), 37)} - {0}
+def test_truncated_compressed_file(path):
+    cuts = {1, 2, 3, 9, 10, 11, *range(len(COMPRESSED) - 12, len(COMPRESSED)), *range(0, len(COMPRESSED), 37)} - {0}
     for cut in sorted(cuts):
-        found, said = read(path, PACKED[:cut])
+        found, message = read(path, COMPRESSED[:cut])
         assert found == CONTENTS[: len(found)], cut
-        assert said == f"ends early: record {len(found)} is cut short", cut
+        assert message == f"ends early: record {len(found)} is truncated", cut
 
 
 @FORMS
 @settings(max_examples=300, deadline=None)
 @given(where=st.integers(0, 2**32), bit=st.integers(0, 7))
-@example(where=4, bit=0)  # gzip's time of writing: nothing is lost
-def test_a_flipped_bit_is_noticed_or_harmless(path, data, where, bit):
+@example(where=4, bit=0)  # gzip's modification time: no effect
+def test_flipped_bit_is_detected_or_has_no_effect(path, data, where, bit):
     flipped = bytearray(data)
     flipped[where % len(data)] ^= 1 << bit
-    found, said = read(path, bytes(flipped))
+    found, message = read(path, bytes(flipped))
     assert found == CONTENTS[: len(found)]
-    if said is None:
+    if message is None:
         assert found == CONTENTS
     else:
-        assert re.match(rf"(is damaged at|ends early:) record {len(found)}\b", said)
+        assert re.match(rf"(is damaged at|ends early:) record {len(found)}\b", message)
 
 
-def test_gzips_time_of_writing_does_not_matter(path):
-    flipped = bytearray(PACKED)
+def test_modification_time_of_gzip_has_no_effect(path):
+    flipped = bytearray(COMPRESSED)
     flipped[4:8] = b"\xff\xff\xff\xff"
     assert read(path, bytes(flipped)) == (CONTENTS, None)
 
 
-@pytest.mark.parametrize("more", [b"x", b"something else entirely, long enough for a head", RECORDS[2][:-1]])
+@pytest.mark.parametrize("more", [b"x", b"some other text, long enough for a header", RECORDS[2][:-1]])
 @FORMS
-def test_something_after_the_last_record(path, data, more):
-    found, said = read(path, data + more)
-    assert found == CONTENTS and re.match(r"(is damaged at|ends early:) record 6\b", said)
+def test_bytes_after_the_last_record_are_an_error(path, data, more):
+    found, message = read(path, data + more)
+    assert found == CONTENTS and re.match(r"(is damaged at|ends early:) record 6\b", message)
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "packed"])
-@pytest.mark.parametrize("length", [LARGEST + 1, 2**31, 2**32, 2**40, 2**63 - 1, 2**63, 2**64 - 1])
-def test_lengths_beyond_reason(path, length, pack):
-    found, said = read(path, pack(RECORDS[2] + head(length) + bytes(50)))
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "compressed"])
+@pytest.mark.parametrize("length", [MAX_RECORD_BYTES + 1, 2**31, 2**32, 2**40, 2**63 - 1, 2**63, 2**64 - 1])
+def test_length_above_the_maximum(path, length, pack):
+    found, message = read(path, pack(RECORDS[2] + header(length) + bytes(50)))
     assert found == [CONTENTS[2]]
-    assert said == f"is damaged at record 1: it says that it has {length:,} bytes; expected at most 67,108,864"
+    assert message == f"is damaged at record 1: its length is {length:,} bytes; expected at most 67,108,864"
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "packed"])
-@pytest.mark.parametrize("length", [51, 1000, LARGEST])
-def test_lengths_that_lie(path, length, pack):
-    data = pack(RECORDS[2] + head(length) + bytes(50))
-    assert read(path, data) == ([CONTENTS[2]], "ends early: record 1 is cut short")
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "compressed"])
+@pytest.mark.parametrize("length", [51, 1000, MAX_RECORD_BYTES])
+def test_length_beyond_the_end_of_the_file(path, length, pack):
+    data = pack(RECORDS[2] + header(length) + bytes(50))
+    assert read(path, data) == ([CONTENTS[2]], "ends early: record 1 is truncated")
     assert peak(path, data) < 2 * MiB
 
 
-def test_memory_is_that_of_a_record(path):
-    """However long the file is: two records and their pieces at once, not forty."""
+def test_memory_does_not_grow_with_the_file(path):
+    """At most two records and their chunks are in memory, not forty."""
     data = frame(bytes(MiB)) * 40
     assert peak(path, data) < 6 * MiB
     assert peak(path, gzip.compress(data, 1)) < 6 * MiB
 
 
-def test_a_bomb_is_no_larger_than_the_largest_record(path, monkeypatch):
-    monkeypatch.setattr(tfrecord, "LARGEST", 16 * MiB)
-    at_most = 1.25 * 16 * MiB + 2 * MiB
-    honest = gzip.compress(frame(bytes(16 * MiB)))
-    assert len(honest) < 20_000
-    assert peak(path, gzip.compress(head(2**62) + bytes(64 * MiB), 1)) < 2 * MiB, "its length is refused"
-    assert peak(path, gzip.compress(bytes(64 * MiB), 1)) < 2 * MiB, "nothing fits"
-    assert peak(path, gzip.compress(head(16 * MiB) + bytes(15 * MiB), 1)) < at_most, "it ends early"
-    assert peak(path, honest) < at_most, "it is as long as it says"
+def test_decompression_bomb_takes_limit_the_largest_record(path, monkeypatch):
+    monkeypatch.setattr(tfrecord, "MAX_RECORD_BYTES", 16 * MiB)
+    limit = 1.25 * 16 * MiB + 2 * MiB
+    valid = gzip.compress(frame(bytes(16 * MiB)))
+    assert len(valid) < 20_000
+    assert peak(path, gzip.compress(header(2**62) + bytes(64 * MiB), 1)) < 2 * MiB, "the length is refused"
+    assert peak(path, gzip.compress(bytes(64 * MiB), 1)) < 2 * MiB, "the checksum of the length is wrong"
+    assert peak(path, gzip.compress(header(16 * MiB) + bytes(15 * MiB), 1)) < limit, "the file ends early"
+    assert peak(path, valid) < limit, "the record is complete"
 
 
 # ---------------------------------------------------------------------------------------------------------------- fuzz
@@ -197,18 +197,18 @@ def test_a_bomb_is_no_larger_than_the_largest_record(path, monkeypatch):
 @given(
     data=st.binary(max_size=200), prefix=st.sampled_from([b"", b"\x1f\x8b", b"\x1f\x8b\x08", PLAIN[:12], RECORDS[2]])
 )
-def test_any_bytes(path, data, prefix):
-    found, said = read(path, prefix + data)
-    assert said is not None or found == [CONTENTS[2]] or not found
+def test_arbitrary_bytes(path, data, prefix):
+    found, message = read(path, prefix + data)
+    assert message is not None or found == [CONTENTS[2]] or not found
     read(path, gzip.compress(prefix + data))
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    start=st.sampled_from([PLAIN, PACKED]),
+    start=st.sampled_from([PLAIN, COMPRESSED]),
     changes=st.lists(st.tuples(st.integers(0, 2**32), st.integers(0, 40), st.binary(max_size=20)), max_size=4),
 )
-def test_valid_files_with_parts_replaced(path, start, changes):
+def test_valid_files_with_replaced_bytes(path, start, changes):
     data = start
     for where, length, new in changes:
         at = where % (len(data) + 1)
@@ -217,14 +217,14 @@ def test_valid_files_with_parts_replaced(path, start, changes):
     assert all(record in CONTENTS for record in found)
 
 
-def take_apart(record):
-    """Asks every feature for all that it could be; what comes out is of the right type."""
-    with contextlib.suppress(Broken):
+def decode_all(record):
+    """Decode every feature as every kind; check the types of the results."""
+    with contextlib.suppress(DamagedFile):
         for name, feature in parse_example(record).items():
             assert isinstance(name, str)
-            for ask in (feature.strings, feature.octets, feature.floats, feature.ints):
-                with contextlib.suppress(Broken):
-                    assert isinstance(ask(), list | np.ndarray)
+            for decode in (feature.strings, feature.single_bytes, feature.floats, feature.ints):
+                with contextlib.suppress(DamagedFile):
+                    assert isinstance(decode(), list | np.ndarray)
 
 
 def varint(value):
@@ -237,7 +237,7 @@ def varint(value):
 
 
 def field(number, content, wire=2):
-    """A field of a message: a length and its content, a number, or 4 or 8 bytes as they are."""
+    """Encode a field of a message: a length and its content, an integer, or 4 or 8 raw bytes."""
     tag = varint(number << 3 | wire)
     return tag + {0: lambda: varint(content), 2: lambda: varint(len(content)) + content}.get(wire, lambda: content)()
 
@@ -246,7 +246,7 @@ BLOBS = st.one_of(st.binary(max_size=12), st.integers(0, 2**64 - 1).map(varint))
 FIELDS = st.one_of(
     st.builds(field, st.integers(0, 4), st.integers(0, 2**64 - 1), st.just(0)),
     st.builds(field, st.integers(0, 4), BLOBS),
-    st.builds(field, st.integers(0, 4), BLOBS, st.integers(1, 7)),  # often not what the wire type says
+    st.builds(field, st.integers(0, 4), BLOBS, st.integers(1, 7)),  # mostly invalid for the wire type
     st.builds(lambda n, length: varint(n << 3 | 2) + varint(length), st.integers(1, 3), st.integers(0, 2**64 - 1)),
 )
 
@@ -260,9 +260,9 @@ FEATURES = inside(inside(FIELDS))
 
 @settings(max_examples=200, deadline=None)
 @given(record=st.one_of(st.binary(max_size=60), FEATURES, FEATURES.map(lambda x: field(1, field(1, field(2, x))))))
-def test_hostile_examples_with_checksums_that_fit(path, record):
+def test_malformed_examples_with_valid_checksums(path, record):
     assert read(path, frame(record)) == ([record], None)
-    take_apart(record)
+    decode_all(record)
 
 
 VALID = framed({"a": ([b"x", b"yy"], "byte"), "b": ([1.5, -2.0], "float"), "c": ([1, -1, 2**40], "int")})[12:-4]
@@ -270,22 +270,22 @@ VALID = framed({"a": ([b"x", b"yy"], "byte"), "b": ([1.5, -2.0], "float"), "c": 
 
 @settings(max_examples=200, deadline=None)
 @given(where=st.integers(0, len(VALID) - 1), length=st.integers(0, 5), new=st.binary(max_size=5))
-def test_examples_with_parts_replaced(where, length, new):
-    take_apart(VALID[:where] + new + VALID[where + length :])
+def test_examples_with_replaced_bytes(where, length, new):
+    decode_all(VALID[:where] + new + VALID[where + length :])
 
 
-def test_examples_cut_anywhere():
+def test_truncated_examples():
     for cut in range(len(VALID)):
-        take_apart(VALID[:cut])
+        decode_all(VALID[:cut])
 
 
-def test_examples_take_memory_of_their_size():
-    """Views of the record are handed out; a length that lies takes nothing."""
+def test_decoding_allocates_no_more_than_the_record():
+    """Features are views of the record; a wrong length allocates nothing."""
     record = field(1, field(1, field(1, b"a") + field(2, field(1, b"\x0a\x01x" * MiB))))
-    for hostile in (record, field(1, varint(1 << 3 | 2) + varint(2**62)), record[:-1], record[:100]):
+    for malformed in (record, field(1, varint(1 << 3 | 2) + varint(2**62)), record[:-1], record[:100]):
         tracemalloc.start()
-        with contextlib.suppress(Broken):
-            assert len(parse_example(hostile)["a"].octets()) == MiB
+        with contextlib.suppress(DamagedFile):
+            assert len(parse_example(malformed)["a"].single_bytes()) == MiB
         assert tracemalloc.get_traced_memory()[1] < 2 * len(record)
         tracemalloc.stop()
 
@@ -306,7 +306,7 @@ KINDS = (None, "bytes_list", "float_list", "int64_list")
 
 
 def assert_same(record, theirs):
-    """Our reading against protobuf's."""
+    """Compare with protobuf's parser."""
     ours = parse_example(record)
     assert set(ours) == set(theirs.features.feature)
     for name, feature in theirs.features.feature.items():
@@ -316,7 +316,7 @@ def assert_same(record, theirs):
             values = list(feature.bytes_list.value)
             assert ours[name].strings() == values
             if all(len(value) == 1 for value in values):
-                assert ours[name].octets().tobytes() == b"".join(values)
+                assert ours[name].single_bytes().tobytes() == b"".join(values)
         elif kind == "float_list":
             expected = np.array(feature.float_list.value, dtype=np.float32)
             assert np.array_equal(ours[name].floats(), expected, equal_nan=True)
@@ -338,7 +338,7 @@ def test_reads_what_protobuf_writes(features):
 
 
 def encoded(kind, values, packed):
-    """A list by hand: packed into one field, a field for each, or some of both."""
+    """Encode a list: packed into one field, as a field for each value, or half of each."""
     wire, one = {
         "bytes_list": (2, bytes),
         "float_list": (5, lambda value: np.float32(value).tobytes()),
@@ -353,7 +353,7 @@ def encoded(kind, values, packed):
 @settings(max_examples=80, deadline=None)
 @given(EXAMPLES, st.sampled_from(["all", "some", "none"]), st.booleans(), st.booleans())
 def test_reads_every_encoding_that_protobuf_reads(features, packed, unknown, apart):
-    """Lists packed or not, fields in another order, fields that nobody knows, features in several messages."""
+    """Lists packed or not, fields in another order, unknown fields, features in several messages."""
     extra = field(15, 3, 0) + field(16, b"12345678", 1) + field(17, b"?") + field(18, b"1234", 5) if unknown else b""
     entries = []
     for name, (kind, values) in features.items():
@@ -365,47 +365,47 @@ def test_reads_every_encoding_that_protobuf_reads(features, packed, unknown, apa
     assert_same(record, example_pb2.Example.FromString(record))
 
 
-def test_of_two_features_of_one_name_the_last_is_read():
+def test_last_feature_of_a_name_wins():
     twice = b"".join(field(1, field(1, b"a") + field(2, field(1, field(1, x)))) for x in (b"first", b"second"))
     record = field(1, twice)
     assert parse_example(record)["a"].strings() == [b"second"]
     assert_same(record, example_pb2.Example.FromString(record))
 
 
-def test_an_empty_record_has_no_features():
+def test_empty_record_has_no_features():
     assert parse_example(b"") == {}
     assert example_pb2.Example.FromString(b"") == example_pb2.Example()
 
 
-def test_a_feature_is_asked_for_what_it_is_not():
+def test_wrong_kind_of_feature():
     found = parse_example(VALID)
-    for name, ask, said in [
-        ("a", "floats", "a feature holds byte strings, not floats"),
-        ("a", "ints", "a feature holds byte strings, not whole numbers"),
-        ("b", "strings", "a feature holds floats, not byte strings"),
-        ("c", "octets", "a feature holds whole numbers, not byte strings"),
+    for name, method, message in [
+        ("a", "floats", "a feature holds byte strings; expected floats"),
+        ("a", "ints", "a feature holds byte strings; expected integers"),
+        ("b", "strings", "a feature holds floats; expected byte strings"),
+        ("c", "single_bytes", "a feature holds integers; expected byte strings"),
     ]:
-        with pytest.raises(Broken, match=f"^{said}$"):
-            getattr(found[name], ask)()
-    nothing = parse_example(field(1, field(1, field(1, b"a") + field(2, b""))))
-    with pytest.raises(Broken, match=r"^a feature holds nothing, not floats$"):
-        nothing["a"].floats()
+        with pytest.raises(DamagedFile, match=f"^{message}$"):
+            getattr(found[name], method)()
+    empty = parse_example(field(1, field(1, field(1, b"a") + field(2, b""))))
+    with pytest.raises(DamagedFile, match=r"^a feature holds nothing; expected floats$"):
+        empty["a"].floats()
 
 
 @pytest.mark.parametrize("values", [[b"ab"], [b""], [b"a", b"", b"bc"], [b"a", b"bcd"], [b"\x0a\x01a"]])
-def test_single_bytes_are_single(values):
+def test_single_bytes_refuse_other_lengths(values):
     record = framed({"a": (values, "byte")})[12:-4]
-    with pytest.raises(Broken, match="a list that should be of single bytes is not"):
-        parse_example(record)["a"].octets()
+    with pytest.raises(DamagedFile, match="it has strings of other lengths; expected single bytes"):
+        parse_example(record)["a"].single_bytes()
 
 
-def test_floats_keep_their_bits():
+def test_floats_are_bit_exact():
     values = [0.0, -0.0, math.inf, -math.inf, 1e-45, 3.4e38]
     found = parse_example(framed({"a": (values, "float")})[12:-4])["a"].floats()
     assert found.tobytes() == np.array(values, dtype=np.float32).tobytes()
 
 
-def test_write_records_is_what_the_reader_reads(tmp_path):
+def test_write_records_round_trip(tmp_path):
     for packed in (False, True):
         file = write_records(tmp_path / "a", RECORDS, packed)
         assert list(read_records(file)) == CONTENTS

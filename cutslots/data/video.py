@@ -1,0 +1,51 @@
+"""Videos as images and as clips: `VideoFrames` returns single frames, `Clips` short runs of consecutive frames."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from cutslots.dataset import Dataset, Indices, Sample, VideoDataset, check_indices
+
+
+class VideoFrames(Dataset):
+    """The frames of videos as images, one video after the other; the first `count` of them, or all."""
+
+    def __init__(self, videos: VideoDataset, count: int | None = None) -> None:
+        self.videos, self.image_size, self.has_masks = videos, videos.image_size, videos.has_masks
+        total = len(videos) * videos.frames
+        self.count = total if count is None else min(count, total)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def name(self, index: int) -> str:
+        video, frame = divmod(index, self.videos.frames)
+        return f"{self.videos.name(video)}-{frame:02d}"
+
+    def get_batch(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
+        return self.videos.get_frames(*np.divmod(check_indices(indices, len(self)), self.videos.frames), device)
+
+    def as_videos(self) -> VideoDataset:
+        return self.videos
+
+
+class Clips(Dataset):
+    """All clips of `length` consecutive frames: images (B, length, 3, H, W)."""
+
+    def __init__(self, videos: VideoDataset, length: int) -> None:
+        self.videos, self.frames, self.starts = videos, length, videos.frames - length + 1
+        self.image_size, self.has_masks = videos.image_size, videos.has_masks
+        if self.starts < 1:
+            raise ValueError(
+                f"the videos have {videos.frames} frames; expected at least {length} (--data moving, movi-a:DIR)"
+            )
+
+    def __len__(self) -> int:
+        return len(self.videos) * self.starts
+
+    def get_batch(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
+        video, start = np.divmod(check_indices(indices, len(self)), self.starts)
+        frames = start[:, None] + np.arange(self.frames)
+        sample = self.videos.get_frames(video.repeat(self.frames), frames.reshape(-1), device)
+        return Sample(*(x.unflatten(0, (len(video), self.frames)) for x in sample))
