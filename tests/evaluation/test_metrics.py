@@ -1,4 +1,4 @@
-"""Scores against scikit-learn, against a plain reading of the definitions, and on cases worked by hand."""
+"""Metrics of images against scikit-learn, against brute force, and on cases computed by hand."""
 
 import itertools
 
@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
 
-from cutslots.metrics import NAMES, Scores, contingency, score, squared_error
+from cutslots.evaluation.metrics import IMAGE_METRICS, MetricRows, contingency, image_metrics, squared_error
 
 
 def values(true, predicted):
-    scores = score(torch.tensor([true]), torch.tensor([predicted]))
-    return {name: value.item() for name, value in scores.items()}
+    metrics = image_metrics(torch.tensor([true]), torch.tensor([predicted]))
+    return {name: value.item() for name, value in metrics.items()}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -23,7 +23,7 @@ def test_ari_equals_sklearn(seed):
     true = rng.integers(0, rng.integers(1, 12), size=(5, 17, 13))
     noise = rng.random(true.shape) < rng.random()
     predicted = np.where(noise, rng.integers(0, rng.integers(1, 13), true.shape), true)
-    ours = score(torch.from_numpy(true), torch.from_numpy(predicted))
+    ours = image_metrics(torch.from_numpy(true), torch.from_numpy(predicted))
     for b in range(5):
         t, p = true[b].ravel(), predicted[b].ravel()
         assert abs(ours["ari"][b].item() - adjusted_rand_score(t, p)) < 1e-9
@@ -37,15 +37,15 @@ def test_ari_equals_sklearn_on_any_labels(pairs):
     assert abs(values(true, predicted)["ari"] - adjusted_rand_score(true, predicted)) < 1e-9
 
 
-def test_large_counts_stay_exact():
+def test_large_counts_are_exact():
     rng = np.random.default_rng(0)
     true, predicted = rng.integers(0, 11, (2, 1, 1024, 1024))
-    ours = score(torch.from_numpy(true), torch.from_numpy(predicted))["ari"].item()
+    ours = image_metrics(torch.from_numpy(true), torch.from_numpy(predicted))["ari"].item()
     assert abs(ours - adjusted_rand_score(true.ravel(), predicted.ravel())) < 1e-9
 
 
-def best_pairing(true, predicted):
-    """mIoU by its definition: every pairing tried. Returns the largest sum of IoUs."""
+def largest_iou_sum(true, predicted):
+    """Return the largest sum of IoUs over all matchings, by trying every one."""
     count = max(max(true), max(predicted)) + 1
     true, predicted = np.array(true), np.array(predicted)
     iou = np.zeros((count, count))
@@ -57,27 +57,27 @@ def best_pairing(true, predicted):
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=30))
 @settings(max_examples=100, deadline=None)
-def test_miou_takes_the_best_pairing(pairs):
+def test_miou_takes_the_best_matching(pairs):
     true, predicted = zip(*pairs, strict=True)
-    assert values(true, predicted)["miou_gt"] * len(set(true)) == pytest.approx(best_pairing(true, predicted))
+    assert values(true, predicted)["miou_gt"] * len(set(true)) == pytest.approx(largest_iou_sum(true, predicted))
 
 
 @pytest.mark.parametrize(
     "case, true, predicted, miou, miou_fg, miou_gt",
     [
-        # three true masks, all found under other names
+        # three true masks, all predicted, with other labels
         ("perfect", [0, 0, 1, 1, 2, 2], [4, 4, 0, 0, 2, 2], 1, 1, 1),
-        # one slot takes everything: it pairs with one of the three masks (IoU 1/3), the two others with empty slots
+        # one slot covers everything: it matches one of the three masks (IoU 1/3), the two others match empty slots
         ("one slot", [0, 0, 1, 1, 2, 2], [3, 3, 3, 3, 3, 3], (1 / 3) / 3, None, (1 / 3) / 3),
-        # the background is split over two slots: the larger pairs with it (2/3), the extra one is a pair without truth
+        # the background is split over two slots: the larger matches it (2/3), the extra one matches an empty mask
         ("extra slot", [0, 0, 0, 1], [0, 0, 1, 2], (2 / 3 + 1) / 3, 1 / 2, (2 / 3 + 1) / 2),
-        # one object, missed by half: background 2/3, object 1/2
+        # half of one object is missed: background 2/3, object 1/2
         ("one object", [0, 0, 1, 1], [0, 0, 0, 1], (2 / 3 + 1 / 2) / 2, 1 / 2, (2 / 3 + 1 / 2) / 2),
-        # no object, nothing else claimed
+        # no object, one slot
         ("no object", [0, 0, 0, 0], [2, 2, 2, 2], 1, 1, 1),
-        # no object, but half the picture claimed by a second slot, which is a pair that scores nothing
-        ("no object, false claim", [0, 0, 0, 0], [0, 0, 1, 1], (1 / 2) / 2, 0, 1 / 2),
-        # object 1 was predicted by nothing of its own: the slot of both pairs with the larger
+        # no object, but half of the image in a second slot, which matches an empty mask
+        ("no object, false positive", [0, 0, 0, 0], [0, 0, 1, 1], (1 / 2) / 2, 0, 1 / 2),
+        # objects 1 and 2 share a slot, which matches the larger
         ("merged", [0, 0, 1, 2, 2], [0, 0, 1, 1, 1], (1 + 2 / 3) / 3, (2 / 3) / 2, (1 + 2 / 3) / 3),
     ],
 )
@@ -85,20 +85,20 @@ def test_miou_by_hand(case, true, predicted, miou, miou_fg, miou_gt):
     got = values(true, predicted)
     assert got["miou"] == pytest.approx(miou), case
     assert got["miou_gt"] == pytest.approx(miou_gt), case
-    if miou_fg is not None:  # where the one slot pairs with any of three equals, which it is does not follow
+    if miou_fg is not None:  # None: the one slot may match any of three equal masks
         assert got["miou_fg"] == pytest.approx(miou_fg), case
 
 
-def test_degenerate_labels_count_as_agreement():
+def test_degenerate_labels_agree():
     assert values([0, 0, 0], [1, 1, 1])["ari"] == 1
-    assert values([0, 0, 0], [0, 1, 2])["ari_fg"] == 1, "no foreground, nothing to tell apart"
+    assert values([0, 0, 0], [0, 1, 2])["ari_fg"] == 1, "no foreground"
     assert values([0, 0, 3], [0, 1, 2])["ari_fg"] == 1, "one pixel of foreground"
     assert values([1, 1, 1, 1], [0, 1, 0, 1])["ari_fg"] == 0, "one object in two pieces"
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), min_size=2, max_size=60), st.permutations(range(6)))
 @settings(max_examples=50, deadline=None)
-def test_names_of_slots_do_not_matter(pairs, names):
+def test_order_of_slots_does_not_matter(pairs, names):
     true, predicted = zip(*pairs, strict=True)
     one, other = values(true, predicted), values(true, [names[k] for k in predicted])
     for name in ("ari", "ari_fg", "miou", "miou_gt"):
@@ -111,24 +111,24 @@ def test_squared_error_by_hand():
     assert squared_error(image, other).tolist() == [0, 1.25]
 
 
-def test_means_do_not_depend_on_the_order_of_arrival():
+def test_means_do_not_depend_on_the_order_of_batches():
     rng = np.random.default_rng(0)
     rows = torch.from_numpy(rng.random(100))
-    forward, backward = Scores(), Scores()
+    forward, backward = MetricRows(), MetricRows()
     forward.add(range(100), {"x": rows})
     for i in reversed(range(0, 100, 10)):
         backward.add(range(i, i + 10), {"x": rows[i : i + 10]})
     assert forward.means() == backward.means()
-    assert Scores().means() == {}
+    assert MetricRows().means() == {}
 
 
 def test_bad_labels():
     good = torch.zeros(2, 4, 4, dtype=torch.long)
     with pytest.raises(ValueError, match=r"true has shape \(2, 4, 4\) and predicted \(2, 4\)"):
-        score(good, good[..., 0])
+        image_metrics(good, good[..., 0])
     with pytest.raises(TypeError, match=r"predicted is of type torch\.float32"):
-        score(good, good.float())
+        image_metrics(good, good.float())
     with pytest.raises(ValueError, match="a label is -1"):
-        score(good, good - 1)
+        image_metrics(good, good - 1)
     assert contingency(good[:0], good[:0]).shape == (0, 1, 1)
-    assert set(score(good, good)) == set(NAMES)
+    assert set(image_metrics(good, good)) == set(IMAGE_METRICS)

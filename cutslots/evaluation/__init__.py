@@ -1,0 +1,12 @@
+"""How well a model finds objects: metrics, evaluation of checkpoints, visualizations and report pages.
+
+Read in this order:
+
+    metrics.py      ARI, mIoU, MSE and ID switches of label maps; MetricRows, which collects them
+    labels.py       the kinds of masks that are evaluated, and their label maps
+    evaluate.py     evaluate_model: metrics of every image of a dataset; evaluate: the command
+    visualize.py    images, masks and slots as arrays to show
+    published.py    results that the paper reports
+    tables.py       metrics as tables, for a terminal and for a page
+    report.py       sections of report pages, and the page of an evaluation
+"""

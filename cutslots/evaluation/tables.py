@@ -1,0 +1,128 @@
+"""Tables of metrics: a row for every dataset and kind of masks, followed by published results.
+
+A result is a dictionary of one dataset: "num_images", and the mean of every metric, such as "refined_ari_fg". ARI and
+mIoU are fractions in results and percentages in tables.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from cutslots.evaluation.labels import EVALUATED_MASKS
+from cutslots.evaluation.published import is_imitation, published_results
+from cutslots.viz.html import definitions, scroll_box, section
+
+METRIC_LABELS = {
+    "ari_fg": "ARI-FG",
+    "ari": "ARI",
+    "frame_ari_fg": "ARI-FG per frame",
+    "frame_ari": "ARI per frame",
+    "miou": "mIoU",
+    "miou_fg": "mIoU-FG",
+    "miou_gt": "mIoU-GT",
+    "mse": "MSE",
+    "id_switches": "ID switches",
+}
+METRIC_DESCRIPTIONS = {
+    "ari_fg": "Adjusted Rand index over pixels of true objects.",
+    "ari": "Adjusted Rand index over all pixels.",
+    "frame_ari_fg": "ARI-FG of single frames, averaged.",
+    "frame_ari": "ARI of single frames, averaged.",
+    "miou": "Mean IoU of matched true and predicted masks, the background included.",
+    "miou_fg": "mIoU without the background.",
+    "miou_gt": "mIoU averaged over true masks: extra predicted masks do not count.",
+    "mse": "Squared error of the reconstruction, summed over pixels and channels in [0, 1].",
+    "id_switches": "How often objects change their track, per video.",
+}
+NOT_PERCENT = ("mse", "id_switches")
+
+
+class Row(NamedTuple):
+    """A row of a table, metrics as they are shown."""
+
+    dataset: str
+    method: str
+    metrics: dict[str, float]
+    published: bool = False
+
+
+def table_rows(results: dict[str, Any]) -> list[Row]:
+    """Return the rows of results by dataset: one for every kind of masks, then the published ones."""
+    rows = []
+    for name, means in results.items():
+        for kind, (prefix, _) in EVALUATED_MASKS.items():
+            metrics = {m: _as_shown(m, means[prefix + m]) for m in METRIC_LABELS if prefix + m in means}
+            if metrics:
+                rows.append(Row(f"{name} ({means['num_images']} {sample_noun(means)})", f"{kind} masks", metrics))
+    published = published_results(results)
+    return rows + [Row(f"published on {dataset}", method, metrics, True) for dataset, method, metrics in published]
+
+
+def sample_noun(means: dict[str, Any]) -> str:
+    """Return what "num_images" of a result counts: images or videos."""
+    noun = "video" if "id_switches" in means else "image"
+    return noun if means["num_images"] == 1 else f"{noun}s"
+
+
+def table_text(results: dict[str, Any]) -> str:
+    """Return the table for a terminal."""
+    shown = _shown_metrics(results)
+    lines = [["dataset", "", *(METRIC_LABELS[m] for m in shown)]]
+    lines += [[row.dataset, row.method, *_cells(row, shown)] for row in table_rows(results)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(_pad(line, widths)) for line in lines)
+
+
+def table_html(results: dict[str, Any]) -> str:
+    """Return the table for a page, in a box that scrolls sideways."""
+    shown = _shown_metrics(results)
+    labels = ("dataset", "method", *(METRIC_LABELS[m] for m in shown))
+    head = "".join(f'<th scope="col">{label}</th>' for label in labels)
+    body = "".join(_row_html(row, shown) for row in table_rows(results))
+    return scroll_box("metrics", f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+
+
+def metrics_section(results: dict[str, Any]) -> str:
+    """Return the section of a page with the table, a note on what it shows, and definitions."""
+    terms = {METRIC_LABELS[m]: METRIC_DESCRIPTIONS[m] for m in _shown_metrics(results)}
+    methods = {row.method for row in table_rows(results)}
+    terms |= {f"{kind} masks": info.description for kind, info in EVALUATED_MASKS.items() if f"{kind} masks" in methods}
+    return section("Metrics", table_html(results), definitions(terms), note=_note(results))
+
+
+def _note(results: dict[str, Any]) -> str:
+    others = [METRIC_LABELS[m] for m in _shown_metrics(results) if m in NOT_PERCENT]
+    note = f"In percent, except {' and '.join(others)}." if others else "In percent."
+    if published_results(results):
+        note += " Gray rows are published results."
+    imitations = [name for name in results if is_imitation(name)]
+    if imitations:
+        datasets = ", ".join(dict.fromkeys(result.dataset for result in published_results(imitations)))
+        note += f" They were measured on {datasets}, not on these built-in scenes: do not compare them directly."
+    return note
+
+
+def _shown_metrics(results: dict[str, Any]) -> list[str]:
+    return [m for m in METRIC_LABELS if any(m in means for means in results.values())]
+
+
+def _as_shown(metric: str, value: float) -> float:
+    return value if metric in NOT_PERCENT else 100 * value
+
+
+def _cells(row: Row, shown: Iterable[str]) -> list[str]:
+    return [f"{row.metrics[m]:.1f}" if m in row.metrics else "" for m in shown]
+
+
+def _pad(cells: list[str], widths: list[int]) -> list[str]:
+    """Align the first two cells left, the others right."""
+    pairs = enumerate(zip(cells, widths, strict=True))
+    return [cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in pairs]
+
+
+def _row_html(row: Row, shown: Iterable[str]) -> str:
+    heads = "".join(f'<th scope="row">{html.escape(text)}</th>' for text in (row.dataset, row.method))
+    cells = "".join(f"<td>{cell}</td>" for cell in _cells(row, shown))
+    return f'<tr class="published">{heads}{cells}</tr>' if row.published else f"<tr>{heads}{cells}</tr>"

@@ -1,0 +1,177 @@
+"""Visualizations: what a model finds in a few images or videos, as arrays that grids and report pages show.
+
+Shapes: B images, T frames, K slots, H W image.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from cutslots.dataset import Dataset, Sample
+from cutslots.evaluation.labels import hard_labels, video_hard_labels
+from cutslots.evaluation.metrics import contingency
+from cutslots.models.discovery import Discovery, DiscoveryOutput, to_float
+from cutslots.models.tracker import track_clip
+from cutslots.viz.images import blend_colors, image_grid, to_uint8
+from cutslots.viz.palette import PALETTE
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+NUM_SHOWN_IMAGES = 8  # in a report
+NUM_SHOWN_VIDEOS = 3
+DISTANT_FRAMES = (5, 20)  # the pair of frames that the paper matches in its figures
+
+
+class Visualization(NamedTuple):
+    """What a model finds in B images, as uint8 arrays on the CPU."""
+
+    image: np.ndarray  # (B, H, W, 3)
+    truth: np.ndarray  # (B, H, W): true labels, all zero if unknown
+    reconstruction: np.ndarray  # (B, H, W, 3)
+    decoder: np.ndarray  # (B, H, W): slot of each pixel by the decoder masks
+    partition: np.ndarray  # (B, H, W): by the partition masks
+    slots: np.ndarray  # (B, K, H, W, 3): each slot reconstruction, white outside its mask
+    refined: np.ndarray | None = None  # (B, H, W): by the refined masks, where there are any
+    shared_labels: bool = False  # whether a label means the same slot in all images, as in the frames of a video
+
+    @classmethod
+    def from_output(
+        cls, sample: Sample, output: DiscoveryOutput, labels: dict[str, Tensor], shared_labels: bool = False
+    ) -> Visualization:
+        """Return the visualization of a model's output on a sample, with labels from `hard_labels`."""
+        image, masks = to_float(sample.image), output.masks[:, :, None].float()
+        content = image[:, None] if output.slot_reconstructions is None else output.slot_reconstructions.float()
+        maps = {kind: value.cpu().numpy().astype(np.uint8) for kind, value in labels.items()}
+        return cls(
+            image=to_uint8(image),
+            truth=sample.mask.cpu().numpy(),
+            reconstruction=to_uint8(output.reconstruction.float()),
+            decoder=maps["decoder"],
+            partition=maps["partition"],
+            slots=to_uint8(content * masks + (1 - masks)),
+            refined=maps.get("refined"),
+            shared_labels=shared_labels,
+        )
+
+    def panels(self, i: int) -> dict[str, np.ndarray]:
+        """Return the panels (H, W, 3) of one image by their captions."""
+        image = self.image[i]
+        panels = {"image": image, "reconstruction": self.reconstruction[i]}
+        if self.truth[i].any():
+            panels["ground truth"] = blend_colors(image, PALETTE[self.truth[i]])
+        panels["decoder masks"] = blend_colors(image, self.colors(self.decoder, i))
+        if self.refined is not None:
+            panels["refined masks"] = blend_colors(image, self.colors(self.refined, i))
+        panels["partition masks"] = blend_colors(image, self.colors(self.partition, i))
+        return panels | {f"slot {k + 1}": slot for k, slot in enumerate(self.slots[i])}
+
+    def colors(self, labels: np.ndarray, i: int) -> np.ndarray:
+        """Return colors (H, W, 3) of image i of labels (B, H, W). A label has the color of the object it covers."""
+        truth, all_labels = (self.truth, labels) if self.shared_labels else (self.truth[i], labels[i])
+        return PALETTE[palette_indices(all_labels, truth if truth.any() else None)[labels[i]]]
+
+    def subsample(self, count: int) -> Visualization:
+        """Return at most `count` of the images, evenly spaced."""
+        chosen = np.linspace(0, len(self.image) - 1, min(count, len(self.image))).round().astype(int)
+        arrays = {name: value for name, value in self._asdict().items() if isinstance(value, np.ndarray)}
+        return self._replace(**{name: value[chosen] for name, value in arrays.items()})
+
+
+class VideoVisualization(NamedTuple):
+    """What a model finds in videos, and in a pair of distant frames if it is a model that matches pairs."""
+
+    videos: list[Visualization]
+    pair: Visualization | None = None
+
+
+@torch.no_grad()
+def visualize_images(model: Discovery, data: Dataset, count: int, fabric: Fabric) -> Visualization:
+    """Return the visualization of the first `count` images, or of `count` frames of the first video."""
+    if data.frames > 1:
+        return visualize_videos(model, data, fabric, 1).videos[0].subsample(count)
+    sample = data.get_batch(np.arange(min(count, len(data))), fabric.device)
+    was_training = model.training
+    model.eval()
+    torch.manual_seed(0)  # Slot Attention samples its initial slots
+    with fabric.autocast():
+        output = model(sample.image)
+    model.train(was_training)
+    return Visualization.from_output(sample, output, hard_labels(output, sample.image))
+
+
+@torch.no_grad()
+def visualize_videos(
+    model: Discovery,
+    data: Dataset,
+    fabric: Fabric,
+    count: int = NUM_SHOWN_VIDEOS,
+    association: str | None = None,
+) -> VideoVisualization:
+    """Return the visualization of the first `count` videos, with tracked slots, and of a pair of distant frames."""
+    sample = data.get_batch(np.arange(min(count, len(data))), fabric.device)
+    was_training = model.training
+    model.eval()
+    torch.manual_seed(0)  # Slot Attention samples its initial slots
+    with fabric.autocast():
+        videos = _tracked_videos(model, sample, association)
+        pair = _matched_pair(model, sample)
+    model.train(was_training)
+    return VideoVisualization(videos, pair)
+
+
+def _tracked_videos(model: Discovery, sample: Sample, association: str | None) -> list[Visualization]:
+    outputs = track_clip(model, sample.image, association)
+    labels = video_hard_labels(outputs, sample.image)
+    videos = []
+    for b in range(len(sample.image)):
+        fields = zip(*outputs, strict=True)
+        frames = DiscoveryOutput(*(torch.stack([x[b] for x in field]) for field in fields))
+        video_labels = {kind: value[b] for kind, value in labels.items()}
+        video = Sample(sample.image[b], sample.mask[b])
+        videos.append(Visualization.from_output(video, frames, video_labels, shared_labels=True))
+    return videos
+
+
+def _matched_pair(model: Discovery, sample: Sample) -> Visualization | None:
+    """Return two distant frames of the first video, decoded as one pair, if the model matches pairs."""
+    if "learned" not in model.associations or sample.image.shape[1] <= max(DISTANT_FRAMES):
+        return None
+    frames = Sample(*(x[0, list(DISTANT_FRAMES)] for x in sample))
+    output = DiscoveryOutput(*(x[0] for x in model(frames.image[None])))
+    return Visualization.from_output(frames, output, hard_labels(output), shared_labels=True)
+
+
+def visualization_grid(visualization: Visualization) -> Image.Image:
+    """Return all panels as one image, a row for each image."""
+    return image_grid([list(visualization.panels(i).values()) for i in range(len(visualization.image))])
+
+
+def colorize(labels: np.ndarray, truth: np.ndarray | None = None) -> np.ndarray:
+    """Return colors (..., 3) of labels. Given true labels, a label has the color of the object that it covers."""
+    return PALETTE[palette_indices(labels, truth)[labels]]
+
+
+def palette_indices(labels: np.ndarray, truth: np.ndarray | None = None) -> np.ndarray:
+    """Return the palette index of each label 0, 1, ...
+
+    Without true labels, label k has index k + 1. With them, labels and objects are matched one to one by overlap: a
+    matched label has the index of its object, and the others have indices that no object has.
+    """
+    count = int(labels.max()) + 1
+    if truth is None:
+        return np.arange(1, count + 1)
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
+    table = contingency(torch.from_numpy(truth)[None], torch.from_numpy(labels)[None])[0].numpy()
+    rows, cols = linear_sum_assignment(table / (table.sum(1, keepdims=True) + table.sum(0) + 1), maximize=True)
+    matched = table[rows, cols] > 0
+    free = np.setdiff1d(np.arange(1, len(PALETTE)), np.unique(truth))
+    indices = free[np.arange(count) % len(free)]
+    indices[cols[matched]] = rows[matched]
+    return indices
