@@ -1,7 +1,7 @@
-"""Objects in images and video without labels, by differentiable graph cuts.
+"""Object discovery in images and video without labels, by differentiable graph cuts.
 
-The names below are the public surface; everything else may change. They load on first use, so that the command line
-answers at once.
+The names below are the public API; everything else may change. They are imported on first use, so that the command
+line answers at once.
 """
 
 from __future__ import annotations
@@ -11,61 +11,120 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+if TYPE_CHECKING:
+    from cutslots.data.open import open_dataset
+    from cutslots.data.registry import DATASETS, DatasetConfig
+    from cutslots.dataset import Dataset, Sample
+    from cutslots.evaluation import metrics
+    from cutslots.models.checkpoints import load
+    from cutslots.models.discovery import Discovery, DiscoveryConfig, DiscoveryOutput, build
+    from cutslots.models.pair_discovery import PairDiscovery
+    from cutslots.models.refinement import refine_masks
+    from cutslots.models.spacetime_discovery import SpacetimeDiscovery
+    from cutslots.models.tracker import Tracker
+    from cutslots.modules.decoders import DECODERS, Decoder, DecoderConfig
+    from cutslots.modules.encoders import ENCODERS, Encoder, EncoderConfig
+    from cutslots.modules.partition import PARTITIONS, KPartition, PartitionConfig
+    from cutslots.modules.slot_attention import SlotAttention
+    from cutslots.modules.slots import SLOTS, CutSlots, SlotModule, SlotsConfig
+    from cutslots.programs import exact, graph
+    from cutslots.programs.graph import Graph
+    from cutslots.programs.graph_cut import GraphCut
+    from cutslots.programs.grid_cut import GridCut
+    from cutslots.programs.matching import Matching, match_slots
+    from cutslots.programs.qp import EqualityQP
+    from cutslots.registry import load_plugins
+    from cutslots.scenes import Scenes
+    from cutslots.training.config import TrainConfig
+    from cutslots.training.loop import train
+    from cutslots.training.losses import LOSSES, Loss, LossConfig
+    from cutslots.training.presets import PRESETS
+
+_NAMES = {  # the public names of each module; a module that is public itself is in _MODULES
+    "programs.qp": "EqualityQP",
+    "programs.graph": "Graph",
+    "programs.grid_cut": "GridCut",
+    "programs.graph_cut": "GraphCut",
+    "programs.matching": "Matching match_slots",
+    "modules.encoders": "ENCODERS Encoder EncoderConfig",
+    "modules.partition": "PARTITIONS KPartition PartitionConfig",
+    "modules.slots": "SLOTS CutSlots SlotModule SlotsConfig",
+    "modules.slot_attention": "SlotAttention",
+    "modules.decoders": "DECODERS Decoder DecoderConfig",
+    "models.discovery": "Discovery DiscoveryConfig DiscoveryOutput build",
+    "models.pair_discovery": "PairDiscovery",
+    "models.spacetime_discovery": "SpacetimeDiscovery",
+    "models.checkpoints": "load",
+    "models.refinement": "refine_masks",
+    "models.tracker": "Tracker",
+    "scenes": "Scenes",
+    "dataset": "Dataset Sample",
+    "data.registry": "DATASETS DatasetConfig",
+    "data.open": "open_dataset",
+    "training.losses": "LOSSES Loss LossConfig",
+    "training.config": "TrainConfig",
+    "training.presets": "PRESETS",
+    "training.loop": "train",
+    "registry": "load_plugins",
+}
+_MODULES = {"exact": "programs", "graph": "programs", "metrics": "evaluation"}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+
 __all__ = [
+    "DATASETS",
+    "DECODERS",
+    "ENCODERS",
+    "LOSSES",
+    "PARTITIONS",
     "PRESETS",
+    "SLOTS",
     "CutSlots",
+    "Dataset",
+    "DatasetConfig",
+    "Decoder",
+    "DecoderConfig",
     "Discovery",
+    "DiscoveryConfig",
+    "DiscoveryOutput",
+    "Encoder",
+    "EncoderConfig",
     "EqualityQP",
     "Graph",
     "GraphCut",
     "GridCut",
     "KPartition",
+    "Loss",
+    "LossConfig",
     "Matching",
+    "PairDiscovery",
+    "PartitionConfig",
+    "Sample",
     "Scenes",
     "SlotAttention",
-    "SoftmaxSlots",
+    "SlotModule",
+    "SlotsConfig",
+    "SpacetimeDiscovery",
+    "Tracker",
+    "TrainConfig",
+    "build",
     "exact",
     "graph",
     "load",
+    "load_plugins",
     "match_slots",
     "metrics",
+    "open_dataset",
+    "refine_masks",
+    "train",
 ]
-
-_HOME = {
-    "PRESETS": "presets",
-    "CutSlots": "slots",
-    "Discovery": "model",
-    "EqualityQP": "qp",
-    "Graph": "graph",
-    "GridCut": "cut",
-    "GraphCut": "cut",
-    "KPartition": "partition",
-    "Matching": "matching",
-    "Scenes": "scenes",
-    "SlotAttention": "slots",
-    "SoftmaxSlots": "slots",
-    "load": "model",
-    "match_slots": "matching",
-}
-
-if TYPE_CHECKING:
-    from cutslots import exact, graph, metrics
-    from cutslots.cut import GraphCut, GridCut
-    from cutslots.graph import Graph
-    from cutslots.matching import Matching, match_slots
-    from cutslots.model import Discovery, load
-    from cutslots.partition import KPartition
-    from cutslots.presets import PRESETS
-    from cutslots.qp import EqualityQP
-    from cutslots.scenes import Scenes
-    from cutslots.slots import CutSlots, SlotAttention, SoftmaxSlots
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'cutslots' has no attribute {name!r}")
-    module = importlib.import_module(f"cutslots.{_HOME.get(name, name)}")
-    return getattr(module, name) if name in _HOME else module
+    if name in _MODULES:
+        return importlib.import_module(f"cutslots.{_MODULES[name]}.{name}")
+    if name in _HOME:
+        return getattr(importlib.import_module(f"cutslots.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'cutslots' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,30 +1,22 @@
-"""What several test modules share: the literal program solved by scipy, the judge of every fast layer; what to do
-where a test lacks something."""
+"""Fixtures and markers that several test modules share."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
-from scipy import sparse
-from scipy.sparse.linalg import splu
 
-from cutslots.graph import Program
+from cutslots.dataset import Indices, check_indices
+from cutslots.scenes import Scenes
+from cutslots.scenes.scene_batch import SceneBatch
+
+collect_ignore = ["plugins"]  # imported only as plugins
 
 torch.set_num_threads(1)  # the suite runs in several processes
-
-
-def solve_literal(program: Program, c: np.ndarray, gamma: float | np.ndarray) -> np.ndarray:
-    """z (..., variables) of the program for objectives c (..., variables), by a sparse LU of the whole KKT system."""
-    m, n = program.A.shape
-    G = sparse.diags_array(np.broadcast_to(np.asarray(gamma, dtype=float), (n,)))
-    kkt = sparse.csc_matrix(sparse.block_array([[G, program.A.T], [program.A, None]]))
-    flat = c.reshape(-1, n)
-    rhs = np.concatenate([-flat, np.broadcast_to(program.b, (len(flat), m))], axis=1)
-    return splu(kkt).solve(rhs.T)[:n].T.reshape(c.shape)
 
 
 @pytest.fixture
@@ -49,6 +41,28 @@ def need(there: object, missing: str) -> None:
 def gradio() -> None:
     need(find_spec("gradio"), "there is no Gradio: pip install 'cutslots[app]'")
 
+
+@pytest.fixture(scope="module")
+def simulate_once() -> Iterator[None]:
+    """Simulate the motion of each built-in video once: it takes a second."""
+    original = Scenes.sample
+
+    def sample(self: Scenes, indices: Indices) -> SceneBatch:
+        if self.frames == 1:
+            return original(self, indices)
+        which = self.family, self.split, self.seed, self.num_objects
+        keys = {i: (*which, i) for i in check_indices(indices, self.count).tolist()}
+        missing = [i for i, key in keys.items() if key not in SIMULATED]
+        made = original(self, missing)
+        SIMULATED.update((keys[i], made.select(np.array([row]))) for row, i in enumerate(missing))
+        return SceneBatch.concatenate([SIMULATED[keys[int(i)]] for i in indices])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scenes, "sample", sample)
+        yield
+
+
+SIMULATED: dict[tuple[object, ...], SceneBatch] = {}
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]

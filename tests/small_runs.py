@@ -1,8 +1,7 @@
-"""Runs small enough for tests: one set of numbers for the library, for the command line and for processes to kill."""
+"""Runs small enough for tests: one set of options for the library, for the command line and for processes to kill."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import multiprocessing
 import os
@@ -11,55 +10,69 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 
 from cutslots import cli
-from cutslots.presets import PRESETS, TrainConfig
+from cutslots.training.config import TrainConfig
+from cutslots.training.options import parse_train
 
-MODEL = {
-    "size": 16,
-    "slots": 3,
-    "slot_dim": 16,
-    "module": "cut",
-    "encoder_maps": 8,
-    "encoder_kernels": (3,),
-    "weight_maps": 8,
-    "weight_kernels": (3,),
-    "feature_maps": 16,
-    "hidden": 16,
-    "decoder_maps": (8,),
+# Options by name; "slots__mlp_dim" is --slots.mlp-dim.
+MODEL: dict[str, Any] = {
+    "image_size": (16, 16),
+    "encoder__channels": 8,
+    "encoder__kernel_sizes": (3,),
+    "slots__num_slots": 3,
+    "slots__slot_dim": 16,
+    "slots__feature_dim": 16,
+    "slots__mlp_dim": 16,
+    "slots__partition__edge_net_channels": 8,
+    "slots__partition__edge_net_kernel_sizes": (3,),
+    "decoder__channels": (8,),
 }
-RUN = {
-    "images": 24,
-    "batch": 4,
-    "steps": 48,
+RUN: dict[str, Any] = {
+    "num_images": 24,
+    "batch_size": 4,
+    "max_steps": 48,
     "eval_every": 8,
-    "eval_images": 8,
-    "save_minutes": 0.0,  # after every step
+    "num_eval_images": 8,
+    "checkpoint_minutes": 0.0,  # after every step
     "accelerator": "cpu",
 }
 
 # Python and torch are loaded once; every process that is to be killed is a fork of that one.
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["cutslots.train", "cutslots.evaluate", "tensorboardX", "tests.small_runs"])
+FORKED.set_forkserver_preload(
+    ["cutslots.training.loop", "cutslots.inference.track", "tensorboardX", "tests.small_runs"]
+)
 
 
-def small(out: Path, **changes) -> TrainConfig:
+def small(out: Path | None, preset: str = "tiny", **changes: Any) -> TrainConfig:
+    """Return the config of a small run, with these options changed. Without `out` it has the default run folder."""
+    return parse_train(train_command(out, preset, **changes)[1:])
+
+
+def train_command(out: Path | None, preset: str = "tiny", **changes: Any) -> list[str]:
+    """Return the words of the command that runs `small(out, preset, **changes)`."""
     values = MODEL | RUN | changes
-    model = dataclasses.replace(PRESETS["tiny"].model, **{k: v for k, v in values.items() if k in MODEL})
-    rest = {k: v for k, v in values.items() if k not in MODEL}
-    return dataclasses.replace(PRESETS["tiny"], model=model, out=out, **rest)
+    if values.get("slots") == "slot-attention":  # which has neither
+        values = {k: v for k, v in values.items() if not k.startswith(("slots__partition", "slots__feature_dim"))}
+    return ["train", preset, *([] if out is None else ["--out", str(out)]), *option_words(values)]
 
 
-def train_command(out: Path, **changes) -> list[str]:
-    """The command that runs `small(out, **changes)`."""
-    words = ["train", "tiny", "--out", str(out)]
-    for name, value in (MODEL | RUN | changes).items():
-        words.append("--" + name.replace("_", "-"))
-        words += [] if value is True else map(str, value) if isinstance(value, tuple) else [str(value)]
+def option_words(values: dict[str, Any]) -> list[str]:
+    """Return options as words of the command line."""
+    words = []
+    for name, value in values.items():
+        path, _, option = name.replace("__", ".").replace("_", "-").rpartition(".")
+        dotted = f"{path}." if path else ""
+        if isinstance(value, bool):
+            words.append(f"--{dotted}{'' if value else 'no-'}{option}")
+        else:
+            words += [f"--{dotted}{option}", *map(str, value if isinstance(value, tuple) else (value,))]
     return words
 
 
@@ -77,7 +90,7 @@ def _in_process(words: list[str], log: Path, environment: dict[str, str], larges
 
 
 class Command:
-    """`cutslots` with these words in a process of its own. `largest` is the most bytes a file may have."""
+    """`cutslots` with these words in a process of its own. `largest` limits the size of its files, in bytes."""
 
     def __init__(self, words: list[str], log: Path, environment: dict[str, str] | None = None, largest: int = 0):
         self.log = log
@@ -92,7 +105,7 @@ class Command:
         os.kill(self.process.pid, number)
 
     def end(self, seconds: float = 120) -> int:
-        """The exit status; a process that does not end is killed, whose status is -9."""
+        """Return the exit status; a process that does not end is killed, with status -9."""
         self.process.join(seconds)
         self.process.kill()
         self.process.join()
@@ -103,7 +116,7 @@ class Command:
 
 
 def two(words: list[str], folder: Path) -> list[Command]:
-    """The command as two processes that torchrun would start."""
+    """Start the command as two processes, as torchrun starts them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -121,19 +134,31 @@ def two(words: list[str], folder: Path) -> list[Command]:
 
 
 def sentence(monkeypatch, words: list[str]) -> str:
-    """What the command says when it refuses: one line, and an exit status that is not zero."""
+    """Return the error message of a command: one line, and an exit status that is not zero."""
     monkeypatch.setattr(sys, "argv", ["cutslots", *words])
     with pytest.raises(SystemExit) as caught:
         cli.main()
-    said = caught.value.code  # text given to sys.exit goes to standard error, and the status is 1
-    assert isinstance(said, str) and said.startswith("cutslots: ") and "\n" not in said
-    return said
+    message = caught.value.code  # text given to sys.exit goes to standard error, and the status is 1
+    assert isinstance(message, str) and message.startswith("cutslots: ") and "\n" not in message
+    return message
 
 
 def lines(folder: Path) -> list[dict]:
+    """Return the lines of metrics.jsonl."""
     file = folder / "metrics.jsonl"
     return [json.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
 
 
+def line_kinds(folder: Path) -> list[tuple[int, str]]:
+    """Return the step of every line of metrics.jsonl, and whether it holds a loss or validation metrics."""
+    return [(line["step"], "val" if "val" in line else "loss") for line in lines(folder)]
+
+
+def state(folder: Path) -> dict[str, Any]:
+    """Return the training state of a run."""
+    return torch.load(folder / "state.pt", weights_only=True)
+
+
 def weights(folder: Path) -> bytes:
+    """Return the bytes of the newest weights of a run."""
     return (folder / "model.safetensors").read_bytes()

@@ -1,7 +1,7 @@
-"""Curves for TensorBoard, on disk as soon as they are told.
+"""Curves for TensorBoard, on disk as soon as they are written.
 
-tensorboardX's own writer is a thread that keeps things for minutes, and that a full disk ends, whereupon the next to
-write waits for ever. Its file format is kept, the thread is not.
+The writer of tensorboardX is a thread that buffers for minutes. A full disk ends it, and the next write waits forever.
+So its file format is used here, and its thread is not.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from cutslots.disk import naming
+from cutslots.files import errors_name_path
 
 
-class Board:
-    """A folder of TensorBoard's; a run that goes on after step `first` voids what was written beyond it."""
+class TensorBoardWriter:
+    """Writes event files to a folder. A run resumed after step `first` discards what was written after it."""
 
     def __init__(self, folder: Path, first: int) -> None:
         self.folder = folder
-        with naming(folder):
+        with errors_name_path(folder):
             folder.mkdir(exist_ok=True)
             self.writer = EventsWriter(str(folder / "events"))
         self._write(step=first + 1, session_log=SessionLog(status=SessionLog.START))
@@ -37,10 +37,10 @@ class Board:
         self._write(step=step, summary=summary.image(name, value, dataformats="HWC"))
 
     def _write(self, **values: Any) -> None:
-        with naming(self.folder):
+        with errors_name_path(self.folder):
             self.writer.write_event(Event(wall_time=time.time(), **values))
             self.writer.flush()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what did not fit was told when it was written
+        with contextlib.suppress(OSError):  # a full disk was reported by the write
             self.writer.close()

@@ -1,0 +1,14 @@
+"""Training runs: from a config to a run folder with checkpoints, metrics and a report.
+
+In reading order:
+
+    config       TrainConfig, every option of a run
+    presets      named configs
+    losses       what is minimised
+    schedules    learning rate and texture strength by step
+    data         the datasets of a run
+    loader       the images of each step
+    loop         the training loop
+    run_folder   claiming and resuming a run folder; the training state
+    logger       metrics, progress, checkpoints (tensorboard: curves; report: the page)
+"""

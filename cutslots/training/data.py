@@ -1,0 +1,94 @@
+"""The datasets of a training run: images to train on, images to validate on, and scenes for the curriculum."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+from lightning_fabric import Fabric
+
+from cutslots.data.builtin import TexturedSceneConfig
+from cutslots.data.memory import load_to_memory
+from cutslots.data.open import open_dataset
+from cutslots.data.text import data_text
+from cutslots.data.video import Clips, VideoFrames
+from cutslots.dataset import Dataset, VideoDataset
+from cutslots.scenes import Scenes
+from cutslots.scenes.dataset import Textures
+from cutslots.training.config import TrainConfig
+
+MAX_RAMP_SCENES, MAX_LOW_CONTRAST_SCENES = 12_000, 16_000
+
+
+class Curriculum(NamedTuple):
+    """Scenes that replace those of the dataset for some steps or some images (see `TexturedSceneConfig`)."""
+
+    options: TexturedSceneConfig
+    ramp: Dataset | None  # sorted by the strength of their textures
+    low_contrast: Dataset | None
+
+
+def open_split(config: TrainConfig, split: str, count: int | None) -> Any:
+    """Open a split: images, or videos for a model of clips. Videos are validated on as videos by any model."""
+    data = open_dataset(config.data, split, config.model.image_size, count, masks=split != "train")
+    if config.model.frames == 1 and split == "train":
+        return data
+    data = data.as_videos()
+    if config.model.frames > 1 and data.frames == 1:
+        raise ValueError(
+            f"data is {data_text(config.data)!r}, which holds images; a model of {config.model.frames} frames expects "
+            "videos, such as moving or movi-a:DIR"
+        )
+    return data
+
+
+def training_data(config: TrainConfig, fabric: Fabric) -> Dataset:
+    """Return the images, or clips, of the training split, in memory if they fit."""
+    data = open_split(config, "train", config.num_images)
+    total = len(data) if config.num_images is None else len(open_split(config, "train", None))
+    if len(data) < total and fabric.global_rank == 0:
+        kind = "images" if data.frames == 1 else "videos"
+        print(f"training on the first {len(data):,} of {total:,} {kind} (--num-images)")
+    loaded = _load(data, config, fabric, f"{data_text(config.data)}, train")
+    return loaded if config.model.frames == 1 else Clips(cast(VideoDataset, loaded), config.model.frames)
+
+
+def validation_data(config: TrainConfig, fabric: Fabric) -> Dataset:
+    """Return the images, or videos, that a run is validated on."""
+    data = open_split(config, "val", config.num_eval_images)
+    return _load(data, config, fabric, f"{data_text(config.data)}, val")
+
+
+def curriculum(config: TrainConfig, fabric: Fabric, count: int, step: int) -> Curriculum | None:
+    """Return the scenes of the curriculum that the rest of the run needs after this step, if it has one."""
+    options = config.data
+    if not isinstance(options, TexturedSceneConfig) or config.model.frames > 1 or step >= config.max_steps:
+        return None
+    ramp_end = options.texture_ramp_end
+    if ramp_end >= config.max_steps and fabric.global_rank == 0:
+        print(f"textures reach full strength at step {ramp_end:,} (--data.texture-ramp-end); this run ends before")
+    needs_ramp = step < ramp_end
+    needs_low_contrast = options.low_contrast > 0 and max(options.low_contrast_start, ramp_end) < config.max_steps
+    return Curriculum(
+        options,
+        _variant("ramp", min(count, MAX_RAMP_SCENES), 1, config, fabric) if needs_ramp else None,
+        _variant("low-contrast", min(count, MAX_LOW_CONTRAST_SCENES), 2, config, fabric)
+        if needs_low_contrast
+        else None,
+    )
+
+
+def _variant(textures: Textures, count: int, seed: int, config: TrainConfig, fabric: Fabric) -> Dataset:
+    """Return as many scenes of the run's family with other textures. Their seed differs from the run's scenes, 0."""
+    like: Scenes = open_split(config, "train", count)
+    scenes = Scenes(like.family, "train", like.image_size, seed, len(like), like.num_objects, textures)
+    return _load(scenes, config, fabric, f"{data_text(config.data)}, {textures}")
+
+
+def _load(data: Any, config: TrainConfig, fabric: Fabric, title: str) -> Dataset:
+    """Return a dataset in memory; built-in scenes from the cache folder, if there is one."""
+    if isinstance(data, VideoFrames):
+        return VideoFrames(cast(VideoDataset, _load(data.videos, config, fabric, title)), data.count)
+    if config.cache_dir is not None and isinstance(data, Scenes):  # one process renders, the others wait and read
+        with fabric.rank_zero_first(local=True):
+            data = data.cache(config.cache_dir / data.cache_name, fabric.device, quiet=fabric.local_rank > 0)
+    return load_to_memory(data, fabric.device, fabric.global_rank > 0, title)

@@ -1,0 +1,107 @@
+"""`TrainLoader`: the images of each step.
+
+They follow from (seed, step) alone, so that a resumed run sees what an uninterrupted one sees, on any number of
+processes. A thread prepares the next step while the device works.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from cutslots.dataset import Dataset
+from cutslots.training.config import TrainConfig
+from cutslots.training.data import Curriculum
+from cutslots.training.schedules import texture_range
+
+FLIP, TEXTURE_STRENGTH, LOW_CONTRAST = 1, 7, 8  # streams of random numbers
+
+
+class TrainLoader:
+    """Iterates over the images of steps, from `step` on.
+
+    With a curriculum, images come from its ramp until `texture_ramp_end`, with textures as strong as the step asks
+    for. From `low_contrast_start` on, once textures have full strength, a share of them has low contrast.
+    """
+
+    def __init__(
+        self, data: Dataset, config: TrainConfig, fabric: Fabric, step: int, curriculum: Curriculum | None = None
+    ) -> None:
+        self.data, self.config, self.fabric, self.step = data, config, fabric, step
+        self.curriculum = curriculum
+        self.epoch, self.order = -1, np.empty(0, dtype=np.int64)
+
+    def __enter__(self) -> None:
+        self.pool = ThreadPoolExecutor(1)
+        self.ahead = self.pool.submit(self._prepare, self.step)
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.shutdown(wait=True, cancel_futures=True)
+
+    def __next__(self) -> Tensor:
+        image = self.ahead.result()
+        self.step += 1
+        self.ahead = self.pool.submit(self._prepare, self.step)
+        return image
+
+    def _prepare(self, step: int) -> Tensor:
+        image = self._from_curriculum(step)
+        if image is None:
+            image = self._with_low_contrast(step, self._from_data(step))
+        if not self.config.horizontal_flips:
+            return image
+        flipped = self._share(self._random(step, FLIP).random(self.config.batch_size)) < 0.5
+        return select_images(flipped, image.flip(-1), image)
+
+    def _from_data(self, step: int) -> Tensor:
+        return self.data.get_batch(self.indices(step), self.fabric.device).image
+
+    def _from_curriculum(self, step: int) -> Tensor | None:
+        if self.curriculum is None or self.curriculum.ramp is None:
+            return None
+        options, ramp = self.curriculum.options, self.curriculum.ramp
+        if step >= options.texture_ramp_end:
+            return None
+        bounds = texture_range(options, step)
+        strength = self._random(step, TEXTURE_STRENGTH).uniform(*bounds, self.config.batch_size)
+        return ramp.get_batch((len(ramp) * self._share(strength)).astype(np.int64), self.fabric.device).image
+
+    def _with_low_contrast(self, step: int, image: Tensor) -> Tensor:
+        if self.curriculum is None or self.curriculum.low_contrast is None:
+            return image
+        options, scenes = self.curriculum.options, self.curriculum.low_contrast
+        if step < options.low_contrast_start:
+            return image
+        random = self._random(step, LOW_CONTRAST)
+        indices = self._share(random.integers(0, len(scenes), self.config.batch_size))
+        replaced = self._share(random.random(self.config.batch_size)) < options.low_contrast
+        return select_images(replaced, scenes.get_batch(indices, self.fabric.device).image, image)
+
+    def _random(self, step: int, stream: int) -> np.random.Generator:
+        return np.random.default_rng([self.config.seed, step, stream])
+
+    def _share(self, values: np.ndarray) -> np.ndarray:
+        """Return this process's share of what was sampled for a whole batch."""
+        size = self.config.batch_size // self.fabric.world_size
+        return values[self.fabric.global_rank * size :][:size]
+
+    def indices(self, step: int) -> np.ndarray:
+        """Return the images of this process at a step: its share of the next batch of an order shuffled every epoch."""
+        first = step * self.config.batch_size
+        return np.array([self._shuffled(i) for i in self._share(np.arange(first, first + self.config.batch_size))])
+
+    def _shuffled(self, i: int) -> int:
+        epoch, position = divmod(i, len(self.data))
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.order = np.random.default_rng([self.config.seed, epoch]).permutation(len(self.data))
+        return int(self.order[position])
+
+
+def select_images(condition: np.ndarray, a: Tensor, b: Tensor) -> Tensor:
+    """Return for each image that of `a` where the condition holds, else that of `b`."""
+    return torch.where(torch.from_numpy(condition).to(a.device).view(-1, *[1] * (a.ndim - 1)), a, b)

@@ -1,0 +1,245 @@
+"""The training loop. Devices, precision and processes are Lightning Fabric's.
+
+The images, the learning rate and the random numbers of a step follow from (seed, step) alone; state.pt holds the
+weights and Adam's moments after some step. So a run that was killed resumes from its newest state and ends with the
+weights of an uninterrupted run.
+
+A run folder:
+
+    run.json            the config of the run             metrics.jsonl       loss, speed and metrics by step
+    config.json         the config of the model           model.safetensors   the newest weights
+    state.pt            the newest training state         tensorboard/        the same curves, for TensorBoard
+    visualizations/     outputs over time                 report.html         all of it on one page
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.utilities.rank_zero import rank_zero_only
+
+import cutslots
+from cutslots.data.text import data_text
+from cutslots.data.video import Clips
+from cutslots.devices import make_fabric, resolve_accelerator
+from cutslots.models.checkpoints import checkpoint_file, load
+from cutslots.models.discovery import Discovery, build, channels_last
+from cutslots.modules.base import PartModule
+from cutslots.registry import load_plugins
+from cutslots.training.config import TrainConfig
+from cutslots.training.data import curriculum, open_split, training_data, validation_data
+from cutslots.training.loader import TrainLoader
+from cutslots.training.logger import LOG_EVERY, RunLogger
+from cutslots.training.losses import LOSSES, Loss
+from cutslots.training.run_folder import load_state, open_run
+from cutslots.training.schedules import learning_rate
+
+
+class Interrupted(Exception):
+    """Training was interrupted, and its state is saved. One process of several reports it."""
+
+    def __init__(self, message: str, report: bool) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+def train(config: TrainConfig) -> Path:
+    """Start or resume a training run; return its folder. Validates everything before starting processes."""
+    load_plugins(config.plugins)
+    validate(config)
+    config = resolve(config)
+    folder = cast(Path, config.out)
+    if config.init_from is not None and not _has_state(folder, config):
+        _initialized(config)  # reports a checkpoint that does not fit before anything is written
+        if checkpoint_file(config.init_from).parent.resolve() == folder.resolve():
+            raise ValueError(f"init_from is {config.init_from}, the run folder itself; expected another checkpoint")
+    rank: int = rank_zero_only.rank  # type: ignore[attr-defined]
+    is_other = rank > 0 or int(os.environ.get("NODE_RANK", 0)) > 0
+    values = config.to_dict() | {"version": cutslots.__version__}
+    with contextlib.nullcontext() if is_other else open_run(folder, values, config.overwrite):
+        fabric = make_fabric(config.accelerator, config.devices, config.num_nodes, config.precision)
+        if is_other and fabric.global_rank == 0:
+            given = f"devices is {config.devices} and num_nodes {config.num_nodes}"
+            raise ValueError(f"{given}; expected as many processes as were started")
+        if config.batch_size % fabric.world_size:
+            raise ValueError(
+                f"batch_size is {config.batch_size}; expected a multiple of the {fabric.world_size} processes"
+            )
+        return _train(config, folder, fabric)
+
+
+def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
+    data, validation = training_data(config, fabric), validation_data(config, fabric)
+    torch.manual_seed(config.seed)
+    raw = _prepare_model(config, folder, fabric)
+    optimizer = torch.optim.Adam(parameter_groups(raw), config.lr, fused=True)
+    state = load_state(folder / "state.pt", raw, optimizer)
+    _check_same_state(state, folder, fabric)
+    compiled = cast(torch.nn.Module, torch.compile(raw)) if config.compile == "on" else raw
+    model, optimizer = fabric.setup(compiled, optimizer)
+    loss_function: Loss = LOSSES.build(config.loss)
+
+    log, stop = RunLogger(folder, config, fabric, state), Stop(config, fabric)
+    scenes = curriculum(config, fabric, len(data), state["step"])
+    loader = TrainLoader(data, config, fabric, state["step"], scenes)
+    finished, interrupted = True, False  # if there is nothing left to do
+    started = time.monotonic() - state["seconds"]
+    with log, stop, loader:
+        for step in range(state["step"], state["step"] if stop.is_over(state["seconds"]) else config.max_steps):
+            lr = learning_rate(config, step)
+            for group in optimizer.param_groups:
+                group["lr"] = lr * group["lr_scale"]
+            torch.manual_seed((config.seed << 32) + step * fabric.world_size + fabric.global_rank)
+            image = next(loader)
+            loss, logged = loss_function(model(image), image, step)
+            fabric.backward(loss)
+            max_norm = config.grad_clip or math.inf
+            norm = fabric.clip_gradients(model, optimizer, max_norm=max_norm, error_if_nonfinite=False)
+            optimizer.step()
+            optimizer.zero_grad()
+
+            log.record(logged, norm)
+            state |= {"step": step + 1, "seconds": time.monotonic() - started}
+            finished, interrupted = stop.finished(**state), stop.interrupted(**state)
+            if finished or state["step"] % LOG_EVERY == 0:
+                log.losses(**state, lr=lr)
+            if finished or state["step"] % config.eval_every == 0:
+                log.evaluate(state["step"], raw, validation)
+            if finished or interrupted or log.checkpoint_due(state["step"]):
+                log.save(raw, optimizer, state)
+            if finished or interrupted:
+                break
+    fabric.barrier()  # until process 0 has saved
+    if interrupted and not finished:
+        raise Interrupted(
+            f"stopped after step {state['step']}; the state is saved in {folder}", fabric.global_rank == 0
+        )
+    return log.finish(raw, validation)
+
+
+def _prepare_model(config: TrainConfig, folder: Path, fabric: Fabric) -> Discovery:
+    """Build or initialise the model on the device, before the optimizer, whose state follows it."""
+    fresh = config.init_from is None or (folder / "state.pt").exists()
+    model = channels_last(build(config.model) if fresh else _initialized(config))
+    has_batch_norm = any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    if has_batch_norm and fabric.world_size > 1:
+        if fabric.device.type != "cuda":
+            raise ValueError("batch normalisation needs one process or CUDA: other devices cannot share statistics")
+        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return model.to(fabric.device)
+
+
+def parameter_groups(model: Discovery) -> list[dict[str, Any]]:
+    """Return the optimizer groups of the parts, and one for all other parameters."""
+    groups: list[dict[str, Any]] = []
+    for part in (model.encoder, model.slots, model.decoder):
+        if isinstance(part, PartModule):
+            groups += [{"lr_scale": 1.0} | group for group in part.parameter_groups()]
+    known = {id(p) for group in groups for p in group["params"]}
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
+    return [group for group in [*groups, {"params": rest, "lr_scale": 1.0}] if group["params"]]
+
+
+def _check_same_state(state: dict[str, Any], folder: Path, fabric: Fabric) -> None:
+    steps = torch.as_tensor(fabric.all_gather(torch.tensor(state["step"]))).flatten()
+    if len({int(step) for step in steps}) > 1:
+        raise ValueError(f"processes found different states in {folder}; expected a file system that all nodes share")
+
+
+def resolve(config: TrainConfig) -> TrainConfig:
+    """Replace "auto" and the default run folder by what they mean here."""
+    accelerator, precision = resolve_accelerator(config.accelerator, config.precision)
+    compiled = {"auto": "on" if accelerator == "cuda" else "off"}.get(config.compile, config.compile)
+    name = f"{config.preset}-{Path(data_text(config.data)).name.replace(':', '-')}-{config.seed}"
+    resolved: dict[str, Any] = {"accelerator": accelerator, "precision": precision, "compile": compiled}
+    return dataclasses.replace(config, out=config.out or Path("runs") / name, **resolved)
+
+
+def validate(config: TrainConfig) -> None:
+    """Build the model and open the data once, so that whatever is wrong is reported before anything is written."""
+    config.validate()
+    frames = config.model.frames
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model = build(config.model).eval()
+        LOSSES.build(config.loss).validate(model)
+        clip = torch.zeros(1, frames, 3, *config.model.image_size)
+        model(clip if frames > 1 else clip[:, 0])
+    for split in ("train", "val"):
+        data = open_split(config, split, None)
+        if frames > 1:
+            Clips(data, frames)
+
+
+def _has_state(folder: Path, config: TrainConfig) -> bool:
+    return (folder / "state.pt").exists() and not config.overwrite
+
+
+def _initialized(config: TrainConfig) -> Discovery:
+    """Return the model with the weights of another checkpoint."""
+    try:
+        model = load(cast(str, config.init_from)).train()
+    except ValueError as error:
+        raise ValueError(f"init_from: {str(error).removeprefix('checkpoint: ')}") from None
+    if model.config != config.model:
+        given, expected = (_flatten(each.registry.to_dict(each)) for each in (cast(Any, model.config), config.model))
+        name = next(name for name in expected | given if given.get(name) != expected.get(name))
+        raise ValueError(
+            f"init_from is {config.init_from}, whose {name} is {given.get(name)}; the run's is {expected.get(name)}"
+        )
+    return model
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+class Stop:
+    """When to stop: after the last step, when the time is up, or after the step at which Ctrl-C or SIGTERM came.
+
+    A second Ctrl-C ends the run at once.
+    """
+
+    def __init__(self, config: TrainConfig, fabric: Fabric) -> None:
+        self.config, self.fabric, self.signalled = config, fabric, False
+
+    def __enter__(self) -> None:
+        self.handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _: object) -> None:
+        if self.signalled:
+            raise KeyboardInterrupt
+        self.signalled = True
+
+    def is_over(self, seconds: float) -> bool:
+        return self.config.max_minutes is not None and seconds > 60 * self.config.max_minutes
+
+    def finished(self, step: int, seconds: float) -> bool:
+        return step == self.config.max_steps or self._any_process(step, self.is_over(seconds))
+
+    def interrupted(self, step: int, seconds: float) -> bool:
+        return self._any_process(step, self.signalled)
+
+    def _any_process(self, step: int, condition: bool) -> bool:
+        """Return whether the condition holds in any process. All must stop at the same step: they ask when they log."""
+        if self.fabric.world_size == 1:
+            return condition
+        if step % LOG_EVERY:
+            return False
+        count = self.fabric.all_reduce(torch.tensor(float(condition), device=self.fabric.device), reduce_op="sum")
+        return bool(torch.as_tensor(count) > 0)

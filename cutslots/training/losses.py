@@ -1,0 +1,111 @@
+"""Losses: what training minimises.
+
+A loss is called with a model's output, the images and the step. It returns the value to minimise and the value to log.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cutslots.models.discovery import Discovery, DiscoveryOutput, to_float
+from cutslots.registry import PartConfig, Range, Registry
+
+MIN_BLUR = 0.3  # pixels; a smaller blur changes nothing
+MAX_STEPS = 10**9
+
+
+@dataclass(frozen=True)
+class LossConfig(PartConfig):
+    """Base of the configs of losses."""
+
+
+LOSSES = Registry("loss", LossConfig)
+
+
+class LossOutput(NamedTuple):
+    loss: Tensor  # minimised
+    logged: Tensor  # written to metrics.jsonl as "loss"
+
+
+class Loss:
+    """Base class of losses. Subclasses implement `__call__`."""
+
+    def validate(self, model: Discovery) -> None:
+        """Raise a ValueError if the loss does not fit the model."""
+
+    def __call__(self, output: DiscoveryOutput, image: Tensor, step: int) -> LossOutput:
+        """Return the loss for the output of images (B, 3, H, W), or clips, at a step."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class MSEConfig(LossConfig):
+    blur: Annotated[float, Range(0, 2048)] = 0.0
+    """Standard deviation in pixels of a blur of the reconstruction error, which decays to zero; 0 for none."""
+    blur_steps: Annotated[int, Range(0, MAX_STEPS)] = 0
+    """Steps over which the blur decays, linearly."""
+    foreground_penalty: Annotated[float, Range(0, 65_536)] = 0.0
+    """Penalty for each pixel not assigned to slot 0, in units of squared error; 0 for none (the paper)."""
+    foreground_penalty_start: Annotated[int, Range(0, MAX_STEPS)] = 0
+    """Step at which the penalty sets in; it rises linearly over as many steps again."""
+
+
+@LOSSES.register("mse", MSEConfig)
+class MSELoss(Loss):
+    """Mean squared error of the reconstruction, optionally blurred at first, and a penalty on foreground pixels.
+
+    A blur that decays favours objects over texture. The penalty leaves the background to slot 0. The plain mean
+    squared error is logged.
+    """
+
+    def __init__(
+        self,
+        blur: float = 0.0,
+        blur_steps: int = 0,
+        foreground_penalty: float = 0.0,
+        foreground_penalty_start: int = 0,
+    ) -> None:
+        self.blur, self.blur_steps = blur, blur_steps
+        self.foreground_penalty, self.foreground_penalty_start = foreground_penalty, foreground_penalty_start
+
+    def validate(self, model: Discovery) -> None:
+        if self.foreground_penalty and not model.slots.has_background:
+            given = f"loss.foreground_penalty is {self.foreground_penalty}"
+            raise ValueError(f"{given}, but no slot of this model is the background; expected 0")
+        if self.blur > min(model.image_size):
+            raise ValueError(f"loss.blur is {self.blur}; expected at most the image size, {min(model.image_size)}")
+
+    def __call__(self, output: DiscoveryOutput, image: Tensor, step: int) -> LossOutput:
+        difference = output.reconstruction - to_float(image)
+        error = difference.square().mean()
+        blurred = gaussian_blur(difference, self.sigma_at(step)).square().mean()
+        foreground = (1 - output.masks.select(-3, 0)).mean()
+        return LossOutput(blurred + self.penalty_at(step) * foreground, error)
+
+    def sigma_at(self, step: int) -> float:
+        """Return the standard deviation of the blur: it decays linearly to zero."""
+        return self.blur * max(0.0, 1 - step / max(self.blur_steps, 1))
+
+    def penalty_at(self, step: int) -> float:
+        """Return the penalty on a foreground pixel: zero at first, so that objects form; then it rises linearly."""
+        start = self.foreground_penalty_start
+        return self.foreground_penalty * min(1.0, max(0.0, (step + 1 - start) / max(start, 1)))
+
+
+def gaussian_blur(x: Tensor, sigma: float) -> Tensor:
+    """Return images (..., H, W) blurred by a Gaussian, truncated at three sigma, with borders replicated."""
+    if sigma < MIN_BLUR:
+        return x
+    radius = math.ceil(3 * sigma)
+    offsets = torch.arange(-radius, radius + 1, device=x.device, dtype=x.dtype)
+    weights = torch.exp(-0.5 * (offsets / sigma) ** 2)
+    flat = x.reshape(-1, 1, *x.shape[-2:])
+    for shape, padding in (((1, -1), (radius, radius, 0, 0)), ((-1, 1), (0, 0, radius, radius))):
+        flat = F.conv2d(F.pad(flat, padding, mode="replicate"), (weights / weights.sum()).view(1, 1, *shape))
+    return flat.view_as(x)

@@ -1,0 +1,59 @@
+"""The folder of a training run: how it is created, resumed and replaced, and the training state in it.
+
+    run.json            the config of the run             metrics.jsonl       loss, speed and metrics by step
+    config.json         the config of the model           model.safetensors   the newest weights
+    state.pt            the newest training state         tensorboard/        the same curves, for TensorBoard
+    visualizations/     outputs over time                 report.html         all of it on one page
+
+`cutslots evaluate` adds evaluation/.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cutslots.files import Layout, output_folder, write_atomically
+from cutslots.models.discovery import Discovery
+
+# What may change when a run is resumed: none of it changes the weights that a step leads to.
+MAY_CHANGE = {"out", "overwrite", "cache_dir", "max_steps", "max_minutes", "checkpoint_minutes"}
+MAY_CHANGE |= {"accelerator", "devices", "num_nodes", "compile", "plugins"}
+
+OWNED = {"metrics.jsonl", "config.json", "model.safetensors", "state.pt", "report.html"}
+OWNED |= {"tensorboard", "visualizations", "evaluation"}
+
+LAYOUT = Layout("run", OWNED, request="run.json", exclusive=True, may_change=MAY_CHANGE)
+
+
+@contextmanager
+def open_run(folder: Path, values: dict[str, Any], overwrite: bool) -> Iterator[None]:
+    """Create, resume or replace the folder of a run and hold its lock; `values` is the JSON-able configuration."""
+    with output_folder(folder, LAYOUT, values, overwrite):
+        yield
+
+
+def save_state(file: Path, model: Discovery, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Write the training state: weights, the optimizer's moments and `state`, the step and the seconds so far."""
+    data = io.BytesIO()
+    torch.save({**state, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, data)
+    write_atomically(file, data.getvalue())
+
+
+def load_state(file: Path, model: Discovery, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Load the newest training state into model and optimizer; return its step and seconds, zeros if there is none."""
+    if not file.exists():
+        return {"step": 0, "seconds": 0.0}
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        return {"step": int(state["step"]), "seconds": float(state["seconds"])}
+    except Exception as error:  # torch.load raises whatever a damaged file leads it to
+        first = str(error).split("\n")[0]
+        raise ValueError(f"{file} is not a training state of this model ({first}); delete it to begin again") from None

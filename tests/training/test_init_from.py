@@ -1,0 +1,103 @@
+"""Fine-tuning: a run that starts from the weights of a checkpoint."""
+
+import json
+
+import pytest
+import torch
+
+from cutslots.models.checkpoints import load, save
+from cutslots.training.loop import train
+from cutslots.training.options import parse_train
+from tests.small_runs import line_kinds, sentence, small, state, train_command, weights
+
+FROZEN = {"max_steps": 1, "lr": 1e-12}  # one step that changes no weight
+TINY = ["train", "tiny", "--num-images", "4", "--batch-size", "2", "--max-steps", "1", "--lr", "1e-12"]
+TINY += ["--num-eval-images", "2", "--accelerator", "cpu", "--init-from", "tiny-64"]
+
+
+def assert_starts_from(folder, checkpoint):
+    actual, expected = load(folder).state_dict(), load(checkpoint).state_dict()
+    assert actual.keys() == expected.keys()
+    for name, value in actual.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-10, msg=name)
+
+
+def test_a_run_starts_from_a_run_folder(run, tmp_path):
+    folder = train(small(tmp_path / "new", init_from=run, **FROZEN))
+    assert_starts_from(folder, run)
+    assert json.loads((folder / "run.json").read_text())["init_from"] == str(run)
+
+
+def test_a_run_starts_from_a_safetensors_file(run, tmp_path):
+    assert_starts_from(train(small(tmp_path / "new", init_from=run / "model.safetensors", **FROZEN)), run)
+
+
+def test_a_run_starts_from_half_precision(run, tmp_path):
+    (tmp_path / "half").mkdir()
+    save(load(run), tmp_path / "half", half=True)
+    assert_starts_from(train(small(tmp_path / "new", init_from=tmp_path / "half", **FROZEN)), tmp_path / "half")
+
+
+def test_seed_and_data_may_differ(run, tmp_path):
+    assert_starts_from(train(small(tmp_path / "new", init_from=run, seed=3, data="textured", **FROZEN)), run)
+
+
+def test_a_run_starts_from_a_checkpoint_of_the_package(tmp_path):
+    assert_starts_from(train(parse_train([*TINY[1:], "--out", str(tmp_path / "run")])), "tiny-64")
+
+
+def test_without_init_from_weights_are_random(run, tmp_path):
+    random, trained = load(train(small(tmp_path / "new", **FROZEN))), load(run)
+    assert not torch.equal(random.encoder.layers[0].weight, trained.encoder.layers[0].weight)
+
+
+def test_a_fine_tuned_run_resumes_from_its_own_state(run, tmp_path):
+    options = {"init_from": run, "seed": 1}
+    expected = weights(train(small(tmp_path / "one", max_steps=8, **options)))
+    for steps in (3, 8):
+        train(small(tmp_path / "resumed", max_steps=steps, **options))
+    assert weights(tmp_path / "resumed") == expected and line_kinds(tmp_path / "resumed")[-1] == (8, "val")
+    assert state(tmp_path / "resumed")["step"] == 8, "steps are counted from the start of the new run"
+    with pytest.raises(ValueError, match=r"holds another run \(differing in init_from\)"):
+        train(small(tmp_path / "resumed", max_steps=9, seed=1))
+
+
+def test_a_run_resumes_without_the_checkpoint_it_started_from(run, tmp_path):
+    options = {"init_from": run, "seed": 1}
+    train(small(tmp_path / "new", max_steps=2, **options))
+    (run / "model.safetensors").unlink()
+    train(small(tmp_path / "new", max_steps=3, **options))
+    assert state(tmp_path / "new")["step"] == 3
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"slots__num_slots": 4}, "whose slots.num_slots is 3; the run's is 4"),
+        ({"slots__partition": "softmax"}, "whose slots.partition.name is cut; the run's is softmax"),
+        ({"decoder__channels": (4, 4)}, "whose decoder.channels is [8]; the run's is [4, 4]"),
+        ({"image_size": (16, 24)}, "whose image_size is [16, 16]; the run's is [16, 24]"),
+        ({"slots": "slot-attention"}, "whose slots.name is cut-slots; the run's is slot-attention"),
+    ],
+)
+def test_a_checkpoint_of_another_model(finished_run, tmp_path, monkeypatch, changes, message):
+    said = sentence(monkeypatch, train_command(tmp_path / "new", init_from=finished_run, **changes))
+    assert said == f"cutslots: init_from is {finished_run}, {message}" and not (tmp_path / "new").exists()
+
+
+def test_a_checkpoint_that_does_not_exist(tmp_path, monkeypatch):
+    said = sentence(monkeypatch, train_command(tmp_path / "new", init_from=tmp_path / "nowhere"))
+    assert said.startswith(f"cutslots: init_from: there is no {tmp_path / 'nowhere'}; expected a run folder")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_damaged_checkpoint(run, tmp_path, monkeypatch):
+    (run / "model.safetensors").write_bytes(b"short")
+    said = sentence(monkeypatch, train_command(tmp_path / "new", init_from=run))
+    assert "safetensors" in said and str(run / "model.safetensors") in said and not (tmp_path / "new").exists()
+
+
+def test_a_run_does_not_start_from_its_own_folder(run):
+    (run / "state.pt").unlink()
+    with pytest.raises(ValueError, match=rf"^init_from is {run}, the run folder itself; expected another checkpoint$"):
+        train(small(run, init_from=run))

@@ -1,0 +1,166 @@
+"""The images of each step: their order, flips, the texture ramp, low contrast, the shares of processes."""
+
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from cutslots.dataset import Dataset, Sample
+from cutslots.scenes import Scenes
+from cutslots.training.data import Curriculum
+from cutslots.training.loader import TrainLoader
+from cutslots.training.schedules import texture_range
+from tests.small_runs import small
+
+
+def process(rank=0, world_size=1):
+    """Stands in for Fabric."""
+    return types.SimpleNamespace(world_size=world_size, global_rank=rank, device="cpu")
+
+
+# ---------------------------------------------------------------------------------------------------------------- order
+
+
+def test_every_epoch_takes_every_image_once_in_another_order():
+    data, config = Scenes("plain", size=16, count=10), small(None, batch_size=4)
+    loader = TrainLoader(data, config, process(), 0)
+    batches = [list(loader.indices(step)) for step in range(10)]
+    flat = np.concatenate(batches).tolist()
+    epochs = [flat[i : i + 10] for i in range(0, 40, 10)]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs) and len(set(map(tuple, epochs))) == 4
+    assert list(loader.indices(7)) == batches[7], "the order depends on the step alone"
+
+
+def test_processes_share_the_images_of_a_step():
+    data, config = Scenes("plain", size=16, count=10), small(None, batch_size=4)
+    loaders = [TrainLoader(data, config, process(*of), 0) for of in ((0, 1), (0, 2), (1, 2))]
+    for step in range(10):
+        one, first, second = (list(loader.indices(step)) for loader in loaders)
+        assert one == first + second
+
+
+# ---------------------------------------------------------------------------------------------------------------- flips
+
+
+class RandomImages(Dataset):
+    """Images, or clips, that differ from their mirror images."""
+
+    def __init__(self, *shape):
+        self.image = torch.randint(0, 256, shape, dtype=torch.uint8)
+        self.image_size = shape[-2:]
+
+    def __len__(self):
+        return len(self.image)
+
+    def get_batch(self, indices, device="cpu"):
+        return Sample(self.image[torch.as_tensor(indices)], torch.empty(0))
+
+
+def flip_loader(data, step=0, **changes):
+    config = small(None, batch_size=8, **({"horizontal_flips": True} | changes))
+    return TrainLoader(data, config, process(), step)
+
+
+def flipped(loader, step):
+    """Return which images of a step are flipped; the others must be unchanged."""
+    originals = loader.data.get_batch(loader.indices(step)).image
+    found = []
+    for image, original in zip(loader._prepare(step), originals, strict=True):
+        assert torch.equal(image, original) != torch.equal(image, original.flip(-1))
+        found.append(not torch.equal(image, original))
+    return found
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 4), (2, 3, 4, 4)], ids=["images", "clips"])
+def test_half_of_the_images_are_flipped(shape):
+    data = RandomImages(20, *shape)
+    loader = flip_loader(data)
+    found = [flipped(loader, step) for step in range(50)]
+    assert 160 < sum(map(sum, found)) < 240, "of 400"
+    assert len(set(map(tuple, found))) > 40, "not the same ones at every step"
+    later, other = flip_loader(data, step=30), flip_loader(data, seed=1)
+    assert [flipped(later, step) for step in range(50)] == found, "flips depend on the step alone"
+    assert [flipped(other, step) for step in range(50)] != found, "and on the seed"
+
+
+def test_nothing_is_flipped_by_default():
+    loader = flip_loader(RandomImages(20, 3, 4, 4), horizontal_flips=False)
+    assert not any(any(flipped(loader, step)) for step in range(5))
+
+
+def test_the_thread_prepares_the_images_of_each_step():
+    loader = flip_loader(RandomImages(20, 3, 4, 4), step=3)
+    with loader:
+        images = [next(loader) for _ in range(4)]
+    for step, image in enumerate(images, start=3):
+        assert torch.equal(image, loader._prepare(step))
+
+
+# ----------------------------------------------------------------------------------------------------------- curriculum
+
+
+class Numbered(Dataset):
+    """Images whose only value is their number, from `first` on."""
+
+    image_size = (1, 1)
+
+    def __init__(self, count, first):
+        self.values = torch.arange(first, first + count)
+
+    def __len__(self):
+        return len(self.values)
+
+    def get_batch(self, indices, device="cpu"):
+        return Sample(self.values[torch.as_tensor(indices)].view(-1, 1, 1, 1), torch.empty(0))
+
+
+RAMP = {"data__texture_ramp_start": 10, "data__texture_ramp_end": 30}
+LOW_CONTRAST = {"data__low_contrast": 0.25, "data__low_contrast_start": 40}
+
+
+def curriculum_loader(rank=0, world_size=1, **changes):
+    """Images 0-99; those of the ramp are 1000-1999, those of low contrast 5000-5049."""
+    config = small(None, batch_size=8, data="textured", **RAMP, **LOW_CONTRAST, **changes)
+    scenes = Curriculum(config.data, Numbered(1000, 1000), Numbered(50, 5000))
+    return TrainLoader(Numbered(100, 0), config, process(rank, world_size), 0, scenes)
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    loader = curriculum_loader()
+    return [loader._prepare(step).flatten().tolist() for step in range(240)]
+
+
+def test_textures_are_as_strong_as_the_step_asks_for(prepared):
+    data = curriculum_loader().config.data
+    for step in range(30):
+        low, high = texture_range(data, step)
+        assert all(1000 * low - 1 < value - 1000 <= 1000 * high for value in prepared[step]), step
+
+
+def test_after_the_ramp_images_are_those_of_the_dataset(prepared):
+    loader = curriculum_loader()
+    assert all(set(prepared[step]) == set(loader.indices(step)) for step in range(30, 40))
+
+
+def test_a_share_of_images_has_low_contrast(prepared):
+    counts = [sum(value >= 5000 for value in values) for values in prepared[40:]]
+    assert 340 < sum(counts) < 460 and max(counts) < 8, "a quarter of 1,600"
+    loader = curriculum_loader()
+    for step in range(40, 240):
+        pairs = zip(prepared[step], loader.indices(step), strict=True)
+        assert all(value == index for value, index in pairs if value < 5000), "the others are those of the dataset"
+
+
+def test_the_curriculum_depends_on_seed_and_step_alone(prepared):
+    assert len({tuple(values) for values in prepared}) == 240, "every step has other images"
+    assert curriculum_loader()._prepare(55).flatten().tolist() == prepared[55]
+    other = curriculum_loader(seed=1)
+    assert [other._prepare(step).flatten().tolist() for step in range(240)] != prepared
+
+
+def test_processes_share_the_images_of_the_curriculum(prepared):
+    loaders = [curriculum_loader(rank, 2) for rank in (0, 1)]
+    for step in (5, 25, 35, 60):
+        assert torch.cat([loader._prepare(step) for loader in loaders]).flatten().tolist() == prepared[step], step

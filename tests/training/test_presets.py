@@ -1,0 +1,177 @@
+"""Presets: every named training run builds and round-trips through JSON; the hyperparameters of the paper."""
+
+import dataclasses
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cutslots.data.builtin import MovingConfig, PlainConfig, TexturedConfig
+from cutslots.data.registry import DATASETS
+from cutslots.models.checkpoints import load
+from cutslots.models.discovery import Discovery, DiscoveryConfig, build
+from cutslots.models.pair_discovery import PairDiscovery, PairDiscoveryConfig
+from cutslots.modules.decoders import PixelShuffleConfig, SpatialBroadcastConfig
+from cutslots.modules.encoders import CNNConfig, ResNetConfig
+from cutslots.modules.slots import CutSlotsConfig
+from cutslots.registry import plugins_of
+from cutslots.training.config import TrainConfig
+from cutslots.training.loop import train, validate
+from cutslots.training.losses import LOSSES, MSEConfig
+from cutslots.training.presets import PRESETS, SUMMARIES, add_preset
+from tests.models import configs
+from tests.models.configs import random_input
+from tests.small_runs import small
+
+NAMES = ["tiny", "ours", "clevr", "clevrtex", "graph-ocl", "movi", "ours-video"]
+
+
+def test_names():
+    assert list(PRESETS) == list(SUMMARIES) == NAMES
+    assert all(summary and "\n" not in summary for summary in SUMMARIES.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_builds(name):
+    preset = PRESETS[name]
+    model = build(preset.model)
+    assert preset.preset == name and model.config == preset.model and model.image_size == preset.model.image_size
+    assert type(model) is (PairDiscovery if name in ("movi", "ours-video") else Discovery)
+    assert model.num_slots == preset.model.slots.num_slots
+    LOSSES.build(preset.loss).validate(model)
+    assert not any(plugins_of(part) for part in (preset.model, preset.data, preset.loss))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_trains_at_a_small_size(name):
+    config = replace(PRESETS[name].model, image_size=(24, 32))
+    model, image = build(config), random_input(config)
+    (model(image).reconstruction - image).square().mean().backward()
+    for parameter, value in model.named_parameters():
+        assert value.grad is not None and torch.isfinite(value.grad).all() and value.grad.any(), parameter
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_round_trips_through_json(name):
+    values = json.loads(json.dumps(PRESETS[name].to_dict()))
+    assert TrainConfig.from_dict(values) == PRESETS[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_data_and_loss_are_registered(name):
+    assert DATASETS.part_of(PRESETS[name].data) and LOSSES.part_of(PRESETS[name].loss)
+
+
+def test_small_configs_of_model_tests_are_those_of_presets():
+    assert PRESETS["tiny"].model == configs.TINY
+    assert replace(PRESETS["clevr"].model, image_size=(32, 32)) == configs.CLEVR
+    assert replace(PRESETS["clevrtex"].model, image_size=(32, 32)) == configs.CLEVRTEX
+    released = PRESETS["graph-ocl"].model
+    small = replace(
+        released,
+        image_size=(16, 16),
+        encoder=replace(released.encoder, channels=8),
+        slots=replace(released.slots, partition=replace(released.slots.partition, edge_net_channels=8)),
+        decoder=replace(released.decoder, channels=(8,)),
+    )
+    assert small == configs.NORMED
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_can_be_made_small(name):
+    kernel_sizes = (3, 3) if isinstance(PRESETS[name].model.encoder, ResNetConfig) else (3,)
+    validate(small(None, name, encoder__kernel_sizes=kernel_sizes))
+
+
+# ----------------------------------------------------------------------------------------------------- the paper's text
+
+
+def test_clevr_has_the_numbers_of_the_paper():
+    config = PRESETS["clevr"]
+    assert isinstance(config.model, DiscoveryConfig) and config.model.image_size == (128, 128)
+    assert config.model.encoder == CNNConfig(channels=64, kernel_sizes=(5, 5, 5, 5), pyramid_levels=0)
+    slots = config.model.slots
+    assert isinstance(slots, CutSlotsConfig) and (slots.num_slots, slots.slot_dim, slots.feature_dim) == (12, 64, 64)
+    assert (slots.mlp_dim, slots.pool, slots.branches, slots.relative_positions) == (128, "image_mean", 1, False)
+    partition = slots.partition
+    assert (partition.gamma, partition.temperature, partition.background_temperature) == (0.5, 0.5, 0.1)
+    assert (partition.anchor, partition.reach, partition.background) == (0.0, None, "cuts")
+    assert config.model.decoder == SpatialBroadcastConfig(channels=(64,), extra_layers=1, activation="relu")
+    assert config.data == PlainConfig() and config.loss == MSEConfig()
+    assert (config.batch_size, config.lr, config.grad_clip) == (64, 4e-4, 1.0)
+    assert (config.warmup_steps, config.lr_decay, config.lr_decay_steps) == (500, 0.5, 20_000)
+
+
+def test_clevrtex_differs_in_encoder_and_data():
+    config, clevr = PRESETS["clevrtex"], PRESETS["clevr"]
+    assert config.model.encoder == ResNetConfig(
+        channels=100, kernel_sizes=(5, 3, 3, 3, 3), batch_norm=False, pyramid_levels=0
+    )
+    assert config.model.slots == clevr.model.slots and config.model.decoder == clevr.model.decoder
+    assert config.data == TexturedConfig() and config.loss == MSEConfig()
+
+
+def test_movi_is_clevr_for_pairs_with_eight_slots():
+    config, clevr = PRESETS["movi"], PRESETS["clevr"]
+    assert isinstance(config.model, PairDiscoveryConfig) and config.model.slots.num_slots == 8
+    assert config.model.encoder == clevr.model.encoder and config.model.decoder == clevr.model.decoder
+    assert (config.model.match_gamma, config.model.match_temperature, config.model.motion_dim) == (0.1, 0.5, 128)
+    assert config.data == MovingConfig() and config.batch_size == 32
+
+
+# ----------------------------------------------------------------------------------------------------------- the others
+
+
+def test_graph_ocl_has_the_numbers_of_the_released_code():
+    config = PRESETS["graph-ocl"]
+    partition = config.model.slots.partition
+    assert config.model.encoder.batch_norm and config.model.slots.branches == 3
+    assert (partition.edge_net_channels, partition.edge_net_kernel_sizes) == (100, (3, 3))
+    assert not partition.signed_weights and partition.background == "terminals"
+    assert (partition.background_temperature, partition.combined_temperature) == (1.0, 0.1)
+    assert config.model.decoder == SpatialBroadcastConfig(channels=(64,), extra_layers=2, activation="leaky")
+    assert (config.warmup_steps, config.lr_decay, config.grad_clip) == (0, 0.8, 0.0)
+
+
+def test_ours_has_positions_a_pyramid_a_blur_and_a_texture_ramp():
+    config = PRESETS["ours"]
+    assert config.model.slots.relative_positions and config.model.encoder.pyramid_levels == 4
+    assert config.model.slots.partition.background_anchor == 1.0
+    assert config.data == TexturedConfig(texture_ramp_start=2_000, texture_ramp_end=5_000)
+    assert config.loss == MSEConfig(blur=5.0, blur_steps=2_000)
+    assert isinstance(config.model.decoder, PixelShuffleConfig)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"slots__partition": "softmax"}, {"slots": "slot-attention"}], ids=["cut", "softmax", "attention"]
+)
+def test_ours_trains_every_parameter(changes, tmp_path):
+    tiny = {"encoder__kernel_sizes": (3, 3), "encoder__pyramid_levels": 1, "max_steps": 2, "data": "textured:1-2"}
+    config = small(tmp_path / "run", "ours", **tiny, num_images=4, num_eval_images=2, **changes)
+    torch.manual_seed(0)
+    before = build(config.model)
+    trained = load(train(config))
+    assert any(name.startswith("encoder.pyramid.down") for name, _ in trained.named_parameters())
+    for (name, value), start in zip(trained.named_parameters(), before.parameters(), strict=True):
+        assert value.isfinite().all() and not torch.equal(value, start), name
+
+
+def test_only_ours_video_has_a_foreground_penalty():
+    loss = LOSSES.build(PRESETS["ours-video"].loss)
+    steps = {0: 0, 2_999: 0, 3_000: 7e-4 / 3_000, 4_499: 3.5e-4, 5_999: 7e-4, 6_000: 7e-4, 23_999: 7e-4}
+    assert [loss.penalty_at(step) for step in steps] == pytest.approx(list(steps.values()))
+    others = [LOSSES.build(config.loss) for name, config in PRESETS.items() if name != "ours-video"]
+    assert not any(loss.penalty_at(step) for loss in others for step in (0, 10**6))
+
+
+def test_a_plugin_may_add_a_preset(monkeypatch):
+    monkeypatch.setattr("cutslots.training.presets.PRESETS", dict(PRESETS))
+    monkeypatch.setattr("cutslots.training.presets.SUMMARIES", dict(SUMMARIES))
+    from cutslots.training import presets
+
+    add_preset("mine", "a preset of my own", dataclasses.replace(PRESETS["tiny"], seed=3))
+    assert presets.PRESETS["mine"].preset == "mine" and presets.PRESETS["mine"].seed == 3
+    assert presets.SUMMARIES["mine"] == "a preset of my own"
+    with pytest.raises(ValueError, match=r"^preset 'tiny' exists; choose another name$"):
+        add_preset("tiny", "another", PRESETS["tiny"])

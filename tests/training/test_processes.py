@@ -1,0 +1,78 @@
+"""Runs of several processes and nodes."""
+
+import os
+import re
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+
+from cutslots.models.checkpoints import load
+from cutslots.models.discovery import build
+from cutslots.training import loop
+from cutslots.training.loop import train
+from tests.small_runs import Command, line_kinds, lines, sentence, small, state, train_command, two
+
+
+def flat(model):
+    return torch.nn.utils.parameters_to_vector(model.parameters())
+
+
+def test_two_processes_learn_what_one_learns(tmp_path):
+    one, both = train(small(tmp_path / "one", max_steps=20)), tmp_path / "two"
+    command = [sys.executable, "-m", "cutslots", *train_command(both, max_steps=20, devices=2)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert line_kinds(one) == line_kinds(both)
+    for a, b in zip(lines(one), lines(both), strict=True):
+        if "loss" in a:
+            assert [b["loss"], b["grad_norm"]] == pytest.approx([a["loss"], a["grad_norm"]], rel=1e-4)
+        else:
+            assert b["val"]["mse"] == pytest.approx(a["val"]["mse"], rel=1e-4)
+    a, b = (flat(load(folder)) for folder in (one, both))
+    torch.manual_seed(0)
+    start = flat(build(small(one).model))
+    torch.testing.assert_close(b, a, rtol=1e-4, atol=2e-4)
+    assert (b - a).norm() < 1e-3 * (a - start).norm()  # Adam enlarges gradients that are rounding errors
+    train(small(both, max_steps=24))  # one process resumes a run of two
+    assert state(both)["step"] == 24
+
+
+def test_two_processes_refuse_another_run_in_one_sentence(run, tmp_path):
+    command = Command(train_command(run, max_steps=8, devices=2, lr=0.5), tmp_path / "log")
+    assert command.end() == 1 and re.fullmatch(r"cutslots: .*\(differing in lr\).*\n", command.said()), command.said()
+
+
+def test_two_processes_stop_at_a_loss_that_is_not_finite(tmp_path):
+    commands = two(train_command(tmp_path / "run", devices=2, lr=60_000, grad_clip=0), tmp_path)
+    statuses = [command.end() for command in commands]
+    said = "".join(command.said() for command in commands)
+    assert 0 not in statuses and re.search(r"the .* is (nan|inf) at step \d+; ", said) and "Traceback" not in said
+
+
+def test_the_second_node_does_not_touch_the_folder(tmp_path, monkeypatch):
+    def connect(*_):
+        raise ConnectionError
+
+    monkeypatch.setenv("NODE_RANK", "1")
+    monkeypatch.setattr(loop, "make_fabric", connect)
+    with pytest.raises(ConnectionError):
+        train(small(tmp_path / "run", num_nodes=2))
+    assert not (tmp_path / "run").exists()
+
+
+def test_batch_size_is_a_multiple_of_the_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "make_fabric", lambda *_: types.SimpleNamespace(world_size=3, global_rank=0))
+    said = sentence(monkeypatch, train_command(tmp_path / "run", devices=3))
+    assert said == "cutslots: batch_size is 4; expected a multiple of the 3 processes"
+
+
+def test_batch_normalisation_needs_one_process_or_cuda(tmp_path):
+    fabric = types.SimpleNamespace(world_size=2, device=torch.device("cpu"))
+    config = small(tmp_path / "run", encoder="resnet", encoder__kernel_sizes=(3, 3), encoder__batch_norm=True)
+    with pytest.raises(ValueError, match=r"^batch normalisation needs one process or CUDA: "):
+        loop._prepare_model(config, tmp_path / "run", fabric)
+    fabric.world_size = 1
+    loop._prepare_model(config, tmp_path / "run", fabric)

@@ -1,0 +1,306 @@
+"""Runs that were killed, interrupted or damaged, and how they resume."""
+
+import contextlib
+import json
+import os
+import pickle
+import re
+import resource
+import shutil
+import signal
+import sys
+import time
+import types
+
+import pytest
+import torch
+
+from cutslots import cli
+from cutslots.models.checkpoints import load
+from cutslots.training import logger, loop
+from cutslots.training.logger import LOG_EVERY, RunLogger
+from cutslots.training.loop import train
+from tests.conftest import needs_cuda
+from tests.small_runs import Command, line_kinds, lines, sentence, small, state, train_command, weights
+from tests.training.curves import metrics_curves, tensorboard_curves
+
+SENTENCE = r"\A[^\n]+\Z"
+CURRICULUM = {"data__texture_ramp_start": 2, "data__texture_ramp_end": 6}
+CURRICULUM |= {"data__low_contrast": 0.5, "data__low_contrast_start": 8}
+
+
+def count_lines(folder):
+    """Return the number of lines of metrics.jsonl, also while they are being written."""
+    file = folder / "metrics.jsonl"
+    return len(file.read_bytes().splitlines()) if file.exists() else 0
+
+
+# ---------------------------------------------------------------------------------------------------- kills and signals
+
+
+@pytest.mark.parametrize("slots, moments", [("cut-slots", (0, 2, 5)), ("slot-attention", (2,))])
+def test_a_killed_run_resumes_to_the_same_bytes(slots, moments, tmp_path, finished_run, rng):
+    """SIGKILL some time after so many lines of metrics.jsonl."""
+    if slots != "cut-slots":
+        finished_run = train(small(tmp_path / "finished", slots=slots, max_steps=24))
+    folder = tmp_path / "run"
+    steps = state(finished_run)["step"]
+    words = train_command(folder, slots=slots, max_steps=steps, checkpoint_minutes=0.002)
+    for count in moments:
+        command = Command(words, tmp_path / "log")
+        command.wait_for(lambda: (folder / "visualizations").exists() and count_lines(folder) >= count)  # noqa: B023
+        time.sleep(rng.uniform(0, 0.1))
+        command.signal(signal.SIGKILL)
+        command.end()
+    command = Command(words, tmp_path / "log")
+    assert command.end() == 0, command.said()
+    assert weights(folder) == weights(finished_run)
+    assert line_kinds(folder) == line_kinds(finished_run)
+    assert [x for x in lines(folder) if "val" in x] == [x for x in lines(finished_run) if "val" in x]
+    assert not list(folder.rglob("*.part"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_the_state_and_prints_the_command_that_resumes(number, tmp_path, finished_run):
+    folder = tmp_path / "run"
+    words = train_command(folder, checkpoint_minutes=60)
+    command = Command(words, tmp_path / "log")
+    command.wait_for(lambda: count_lines(folder) >= 2)
+    command.signal(number)
+    assert command.end() == 130, command.said()
+    said = command.said()
+    stopped = re.search(r"^cutslots: stopped after step (\d+); the state is saved in (.*)$", said, re.M)
+    assert stopped and stopped[2] == str(folder) and "Traceback" not in said, said
+    assert f"resume with: cutslots {' '.join(words)}\n" in said
+    assert state(folder)["step"] == int(stopped[1]) < 48
+    train(small(folder))
+    assert weights(folder) == weights(finished_run) and line_kinds(folder) == line_kinds(finished_run)
+
+
+def test_the_command_that_resumes_does_not_overwrite(tmp_path, monkeypatch, capsys):
+    def interrupted(config):
+        raise loop.Interrupted("stopped after step 1", report=True)
+
+    monkeypatch.setattr(loop, "train", interrupted)
+    monkeypatch.setattr(sys, "argv", ["cutslots", *train_command(tmp_path, overwrite=True)])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    said = capsys.readouterr().out
+    assert caught.value.code == 130 and "resume with: cutslots train" in said and "--overwrite" not in said
+
+
+def test_a_second_signal_ends_the_run_at_once():
+    before = signal.getsignal(signal.SIGINT)
+    stop = loop.Stop(small(None), types.SimpleNamespace(world_size=1))
+    with stop:
+        assert not stop.interrupted(step=1, seconds=0.0)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.interrupted(step=1, seconds=0.0) and not stop.finished(step=1, seconds=0.0)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_killed_between_weights_and_state(tmp_path, finished_run, monkeypatch):
+    saved = []
+
+    def killed_at_the_last_step(model, folder):
+        saved.append(save(model, folder))
+        if len(saved) == 48:
+            raise InterruptedError
+
+    save = logger.save
+    monkeypatch.setattr(logger, "save", killed_at_the_last_step)
+    with pytest.raises(InterruptedError):
+        train(small(tmp_path / "run"))
+    assert state(tmp_path / "run")["step"] == 47
+    monkeypatch.setattr(logger, "save", save)
+    train(small(tmp_path / "run"))
+    assert weights(tmp_path / "run") == weights(finished_run)
+
+
+def test_killed_while_the_folder_was_created(tmp_path):
+    (tmp_path / "run.json.part").write_text("{")
+    train(small(tmp_path, max_steps=1))
+
+
+# ------------------------------------------------------------------------------------------------------ what is resumed
+
+
+def test_more_steps_continue_a_run(run, finished_run):
+    assert state(run)["step"] == 8
+    train(small(run, cache_dir=run.parent / "cache"))
+    assert state(run)["step"] == 48 and weights(run) == weights(finished_run)
+
+
+def test_a_resumed_run_says_so(run, capsys):
+    train(small(run, max_steps=9))
+    assert "resuming after step 8" in capsys.readouterr().out
+
+
+def test_lines_after_the_state_are_dropped(run, finished_run):
+    """A killed run may have written lines after its newest state, the last one cut short."""
+    later = [
+        line for line in (finished_run / "metrics.jsonl").read_bytes().splitlines() if json.loads(line)["step"] > 8
+    ]
+    before = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(before + b"\n".join(later[:3]) + b'\n{"step": 2')
+    train(small(run))
+    assert line_kinds(run) == sorted([(8, "loss"), *line_kinds(finished_run)])
+    assert (run / "metrics.jsonl").read_bytes().startswith(before)
+
+
+def test_a_finished_run_stays_as_it_is(run):
+    before, metrics = weights(run), (run / "metrics.jsonl").read_bytes()
+    train(small(run, max_steps=8))
+    assert weights(run) == before and (run / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_max_minutes_ends_a_run(tmp_path):
+    folder = train(small(tmp_path / "run", max_steps=10**6, max_minutes=1e-9))
+    assert 1 <= state(folder)["step"] == lines(folder)[-1]["step"] <= LOG_EVERY
+    assert "val" in lines(folder)[-1] and (folder / "report.html").exists()
+    before = weights(folder)
+    train(small(tmp_path / "run", max_steps=10**6, max_minutes=1e-9))
+    assert weights(folder) == before, "a run whose time is up is finished"
+
+
+def test_flips_are_the_same_after_resuming(tmp_path):
+    flipped = weights(train(small(tmp_path / "one", max_steps=6, horizontal_flips=True)))
+    for steps in (3, 6):
+        train(small(tmp_path / "resumed", max_steps=steps, horizontal_flips=True))
+    assert weights(tmp_path / "resumed") == flipped
+    assert weights(train(small(tmp_path / "none", max_steps=6))) != flipped
+
+
+def test_the_curriculum_is_the_same_after_resuming(tmp_path):
+    data = {"data": "textured:1-2", "num_images": 8, "num_eval_images": 2, "eval_every": 99}
+    expected = weights(train(small(tmp_path / "one", max_steps=10, **data, **CURRICULUM)))
+    for steps in (3, 7, 10):
+        train(small(tmp_path / "resumed", max_steps=steps, cache_dir=tmp_path / "cache", **data, **CURRICULUM))
+    assert weights(tmp_path / "resumed") == expected
+    assert weights(train(small(tmp_path / "none", max_steps=10, **data))) != expected
+
+
+@needs_cuda
+def test_resuming_on_cuda(tmp_path):
+    cuda = {"accelerator": "cuda", "compile": "off", "precision": "32-true"}
+    train(small(tmp_path / "one", **cuda, max_steps=8))
+    train(small(tmp_path / "resumed", **cuda, max_steps=4))
+    train(small(tmp_path / "resumed", **cuda, max_steps=8))
+    for name, value in load(tmp_path / "one").state_dict().items():
+        torch.testing.assert_close(load(tmp_path / "resumed").state_dict()[name], value, rtol=1e-3, atol=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------------------- TensorBoard
+
+
+def test_tensorboard_keeps_its_curves(run):
+    time.sleep(1.1)  # event files are named by the second
+    train(small(run, max_steps=20))
+    assert tensorboard_curves(run) == metrics_curves(run)
+
+
+def test_tensorboard_is_on_disk_when_a_state_is(tmp_path, monkeypatch):
+    """A copy of the folder just after a state was saved is what SIGKILL leaves."""
+
+    def save_and_copy(self, model, optimizer, state):
+        save(self, model, optimizer, state)
+        if state["step"] in (9, 17, 21):
+            shutil.copytree(self.folder, tmp_path / "copies" / str(state["step"]))
+
+    save = RunLogger.save
+    monkeypatch.setattr(RunLogger, "save", save_and_copy)
+    train(small(tmp_path / "run", max_steps=24))
+    copies = sorted((tmp_path / "copies").iterdir())
+    assert len(copies) == 3
+    for copy in copies:
+        assert tensorboard_curves(copy) == metrics_curves(copy)
+
+
+# ------------------------------------------------------------------------------------------------------- damaged states
+
+
+def damaged_states(run):
+    """Bytes that are not the state of this run, by what is wrong with them."""
+    good = state(run)
+    yield "empty", b""
+    yield "truncated", (run / "state.pt").read_bytes()[:-1000]
+    yield "noise", bytes(range(256)) * 20
+    for name, content in (
+        ("list", [1, 2]),
+        ("no step", {k: v for k, v in good.items() if k != "step"}),
+        ("no moments", good | {"optimizer": {"state": {}, "param_groups": []}}),
+        ("other model", good | {"model": {k: v[:1] for k, v in good["model"].items()}}),
+    ):
+        torch.save(content, run.parent / name)
+        yield name, (run.parent / name).read_bytes()
+
+
+def test_a_damaged_state_is_one_sentence(run):
+    for name, content in damaged_states(run):
+        (run / "state.pt").write_bytes(content)
+        with pytest.raises(ValueError, match=SENTENCE) as caught:
+            train(small(run, max_steps=9))
+        said = str(caught.value)
+        assert said.startswith(f"{run / 'state.pt'} is not a training state of this model ("), name
+        assert said.endswith("; delete it to begin again"), name
+        assert (run / "state.pt").read_bytes() == content and len(line_kinds(run)) == 2, name
+    (run / "state.pt").unlink()
+    train(small(run, max_steps=8))
+    assert state(run)["step"] == 8 and line_kinds(run) == [(8, "loss"), (8, "val")]
+
+
+class Code:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_code_in_a_state_is_not_run(run, zipped):
+    code = Code(run.parent / "executed")
+    torch.save(code, run / "state.pt") if zipped else (run / "state.pt").write_bytes(pickle.dumps(code, 2))
+    with pytest.raises(ValueError, match=r"state\.pt is not a training state of this model \(.*\); delete it"):
+        train(small(run, max_steps=9))
+    assert not (run.parent / "executed").exists()
+
+
+# ------------------------------------------------------------------------------------------------------------ full disk
+
+
+@contextlib.contextmanager
+def max_file_size(size):
+    """Let the kernel refuse to write more than so many bytes to a file, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_the_last_state(run, finished_run, monkeypatch):
+    before = {p.name: p.read_bytes() for p in run.iterdir() if p.is_file()}
+    with max_file_size(60_000):
+        said = sentence(monkeypatch, train_command(run))
+    assert said == f"cutslots: {run / 'state.pt'}: File too large"
+    assert (run / "state.pt").read_bytes() == before["state.pt"] and not list(run.rglob("*.part"))
+    load(run)
+    with max_file_size(1_000):
+        assert sentence(monkeypatch, train_command(run)).startswith(f"cutslots: {run}/")
+    assert state(run)["step"] == 8
+    train(small(run))
+    assert weights(run) == weights(finished_run)
+
+
+def test_a_full_disk_under_tensorboard_is_one_sentence(tmp_path):
+    folder = tmp_path / "run"
+    words = train_command(folder, eval_every=1, checkpoint_minutes=60, num_eval_images=4)
+    command = Command(words, tmp_path / "log", largest=30_000)
+    assert command.end(60) == 1, command.said()
+    assert f"cutslots: {folder / 'tensorboard'}" in command.said() and "Traceback" not in command.said()
