@@ -1,4 +1,4 @@
-"""Where the work runs: devices, precision and processes, by Lightning Fabric."""
+"""Devices, precision and processes. Lightning Fabric runs them; it is slow to import, so only `make_fabric` does."""
 
 from __future__ import annotations
 
@@ -7,14 +7,27 @@ import ctypes
 import os
 import sys
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.strategies import DDPStrategy
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
-def settled(accelerator: str, precision: str) -> tuple[str, str]:
-    """What "auto" means here, or a sentence on what is not here."""
+def resolve_device(device: torch.device | str = "auto") -> torch.device:
+    """Return the device; "auto" is CUDA where it is available, else the CPU. Raise ValueError if it cannot be used."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device is '{device}', which cannot be used here: {reason}") from None
+
+
+def resolve_accelerator(accelerator: str, precision: str) -> tuple[str, str]:
+    """Return the accelerator and the precision with "auto" replaced; raise ValueError if the accelerator is missing."""
     if accelerator == "cuda" and not torch.cuda.is_available():
         raise ValueError("accelerator is cuda; there is no CUDA device here")
     if accelerator == "mps" and not torch.backends.mps.is_available():
@@ -26,24 +39,29 @@ def settled(accelerator: str, precision: str) -> tuple[str, str]:
     return accelerator, precision
 
 
-def make_fabric(accelerator: str = "auto", devices: int = 1, nodes: int = 1, precision: str = "auto") -> Fabric:
-    """Launched: with several devices every process returns from here on its own. Under torchrun their number is taken
-    from there; under SLURM `devices` and `nodes` must say what was asked of it."""
+def make_fabric(accelerator: str = "auto", devices: int = 1, num_nodes: int = 1, precision: str = "auto") -> Fabric:
+    """Return a launched Fabric. With several devices, every process returns from here on its own.
+
+    torchrun's environment overrides `devices` and `num_nodes`. Under SLURM they must equal what the job asked for.
+    """
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies import DDPStrategy
+
     if "TORCHELASTIC_RUN_ID" in os.environ:
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
-        nodes = int(os.environ["WORLD_SIZE"]) // devices
-    if devices < 1 or nodes < 1:
-        raise ValueError(f"devices is {devices} and nodes {nodes}; expected at least 1 of each")
-    accelerator, precision = settled(accelerator, precision)
-    several = devices * nodes > 1 or int(os.environ.get("WORLD_SIZE", 1)) > 1
-    # Buffers are constants (cosines, grids) or in step by themselves (statistics of SyncBatchNorm), and evaluation runs
-    # at every process's own pace.
-    strategy = DDPStrategy(broadcast_buffers=False) if several else "auto"
-    warnings.filterwarnings("ignore", message=".*broadcast_buffers")  # newer torch has another name for it
+        num_nodes = int(os.environ["WORLD_SIZE"]) // devices
+    if devices < 1 or num_nodes < 1:
+        raise ValueError(f"devices is {devices} and num_nodes {num_nodes}; expected at least 1 of each")
+    accelerator, precision = resolve_accelerator(accelerator, precision)
+    distributed = devices * num_nodes > 1 or int(os.environ.get("WORLD_SIZE", 1)) > 1
+    # Buffers need no broadcast: they are constants (cosines, grids) or statistics that SyncBatchNorm keeps equal, and
+    # processes evaluate at their own pace.
+    strategy = DDPStrategy(broadcast_buffers=False) if distributed else "auto"
+    warnings.filterwarnings("ignore", message=".*broadcast_buffers")  # newer versions of torch rename the argument
     fabric = Fabric(
         accelerator=accelerator,
         devices=devices,
-        num_nodes=nodes,
+        num_nodes=num_nodes,
         precision=precision,  # type: ignore[arg-type]
         strategy=strategy,
     )
@@ -56,8 +74,10 @@ def make_fabric(accelerator: str = "auto", devices: int = 1, nodes: int = 1, pre
 
 
 def keep_memory() -> None:
-    """Makes glibc keep freed memory for the next step: else every large tensor is handed back and faulted in again,
-    which costs a sixth of a step on a CPU."""
+    """Make glibc keep freed memory for the next step.
+
+    Otherwise every large tensor is returned to the system and faulted in again, a sixth of a training step on a CPU.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             libc = ctypes.CDLL("libc.so.6")

@@ -1,4 +1,4 @@
-"""Visitors of `cutslots app`, as its page speaks for them: whatever can be clicked is clicked, in any order."""
+"""Simulated users of `cutslots app`, speaking its page's protocol: they use every control, in any order."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from tests.hard.pictures import grey, whole_files
+from tests.robustness.images import gray_png, intact_files
 
 
 class Server:
     def __init__(self, address: str, process: subprocess.Popen, log: Path) -> None:
         self.address, self.process, self.log = address, process, log
 
-    def held(self) -> int:
-        """Bytes of memory that it has."""
+    def memory(self) -> int:
+        """Return the memory of the server in bytes."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def faults(self) -> list[str]:
-        """Errors that it has met, but for Gradio's own, which are of values that no hand could give."""
+        """Return the errors in its log, except Gradio's own, which are of values that no user can enter."""
         found = re.findall(r"(?m)^[\w.]*(?:Error|Exception)\b.*", self.log.read_text())
         return sorted({line for line in found if not line.startswith("gradio.exceptions.Error: ")})
 
@@ -40,7 +40,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def app(log: Path) -> Iterator[Server]:
+def serve(log: Path) -> Iterator[Server]:
     command = [sys.executable, "-m", "cutslots", "app", "--port", "0", "--device", "cpu"]
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
@@ -54,8 +54,8 @@ def app(log: Path) -> Iterator[Server]:
         process.wait(30)
 
 
-class Visitor:
-    """One page in one browser. It keeps what the page shows, and sends it back with what it asks for."""
+class User:
+    """One page in one browser. It keeps the values that the page shows and sends them with every request."""
 
     def __init__(self, server: Server, rng: np.random.Generator) -> None:
         self.server, self.rng, self.session = server, rng, uuid.uuid4().hex[:11]
@@ -66,10 +66,10 @@ class Visitor:
         self.events = [each for each in config["dependencies"] if each["backend_fn"]]
 
     def do_anything(self) -> bool:
-        """One click, slide or upload, after which the page is as the server says; False if that was an error."""
+        """Click, slide or upload something; return False if the server answered with an error."""
         event = self.events[self.rng.integers(len(self.events))]
         for name in event["inputs"]:
-            self.shown[name] = self._chosen(self.parts[name])
+            self.shown[name] = self._choose_value(self.parts[name])
         seen = {"slot": int(self.rng.integers(4)), "x": 5, "y": 5, "marks": ""}
         asked = {"data": [self.shown[name] for name in event["inputs"]], "fn_index": event["id"], "event_data": seen}
         asked |= {"session_hash": self.session, "trigger_id": event["targets"][0][0]}
@@ -81,8 +81,8 @@ class Visitor:
                     return bool(said["success"])
         return False
 
-    def _chosen(self, part: dict[str, Any]) -> Any:
-        """Another value of a part of the page, as a hand would give it."""
+    def _choose_value(self, part: dict[str, Any]) -> Any:
+        """Return another value of a component, as a user would enter it."""
         props, rng = part["props"], self.rng
         if part["type"] in ("slider", "number"):
             low, high = props.get("minimum") or 0, min(props.get("maximum") or 100, 1000)
@@ -93,12 +93,16 @@ class Visitor:
         if part["type"] == "checkboxgroup":
             return [str(k) for k in range(4) if rng.random() < 0.4]
         if part["type"] in ("file", "uploadbutton"):
-            return self._uploaded()
+            return self._upload()
         return None if part["type"] == "state" else self.shown[part["id"]]
 
-    def _uploaded(self) -> dict[str, Any]:
-        """A file of any kind, good or cut short, once it is on the server."""
-        files = whole_files(self.rng) | {"large.png": grey(3000, 2000), "text.png": b"none", "film.gif": b"GIF89a"}
+    def _upload(self) -> dict[str, Any]:
+        """Upload a file of any kind, intact or truncated."""
+        files = intact_files(self.rng) | {
+            "large.png": gray_png(3000, 2000),
+            "text.png": b"none",
+            "video.gif": b"GIF89a",
+        }
         name = str(self.rng.choice(list(files)))
         data = files[name] if self.rng.random() < 0.7 else files[name][: len(files[name]) // 2]
         mark = uuid.uuid4().hex

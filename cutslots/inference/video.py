@@ -1,6 +1,6 @@
-"""Videos, frame by frame: files (through PyAV, the `video` extra), GIFs and other moving pictures, folders of frames.
+"""Videos, frame by frame: files (with PyAV, the `video` extra), GIFs and other animated images, folders of frames.
 
-Neither reading nor writing an MP4 holds more than a few frames. A GIF is put together in memory, so it may not be long.
+Reading and writing an MP4 keeps a few frames in memory. A GIF is assembled in memory, so its length is limited.
 """
 
 from __future__ import annotations
@@ -15,61 +15,65 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from cutslots.data.folder import check_picture, list_images, read_image
-from cutslots.disk import naming, write_atomically
+from cutslots.data.images import check_image, list_images, read_image
+from cutslots.files import errors_name_path, write_atomically
 
-RATE = 12.0  # frames a second, where a source does not say
-MOVING_PICTURES = (".gif", ".webp", ".apng", ".png")
-LONGEST_GIF = 500  # frames
+DEFAULT_FPS = 12.0  # of a source that does not say
+
+ANIMATED_IMAGES = (".gif", ".webp", ".apng", ".png")
+
+MAX_GIF_FRAMES = 500
 
 
 class Video(NamedTuple):
+    """RGB frames of one size, frames per second, and the number of frames if it is known."""
+
     frames: Iterator[Image.Image]
-    rate: float  # frames a second
-    length: int | None  # in frames, where that is known
+    fps: float
+    length: int | None
 
 
 def open_video(path: Path) -> Video:
-    """The frames of a video, all of one size, as RGB; whatever is wrong with it is said in a sentence that names it."""
+    """Open a video. Raises ValueError, here or while frames are read, with a sentence that names the file."""
     if path.is_dir():
         files = list_images(path)
         if not files:
-            raise ValueError(f"video: {path} holds no pictures; expected frames NAME.png, in the order of names")
-        return Video(_same_size((read_image(file) for file in files), path), RATE, len(files))
+            raise ValueError(f"video: {path} holds no images; expected frames NAME.png, in the order of their names")
+        return Video(_same_size((read_image(file) for file in files), path), DEFAULT_FPS, len(files))
     if not path.is_file():
         raise ValueError(f"video: there is no {path}; expected a video, a GIF or a folder of frames")
     if path.stat().st_size == 0:
         raise ValueError(f"video: {path} is empty")
-    if path.suffix.lower() in MOVING_PICTURES:
-        return _open_pictures(path)
+    if path.suffix.lower() in ANIMATED_IMAGES:
+        return _open_animated_image(path)
     return _open_file(path)
 
 
-def _open_pictures(path: Path) -> Video:
+def _open_animated_image(path: Path) -> Video:
     try:
-        with Image.open(path) as picture:
-            check_picture(picture)
-            picture.load()  # some kinds tell the duration of a frame only then
-            count, duration = getattr(picture, "n_frames", 1), picture.info.get("duration", 0)
-    except Exception as error:  # Pillow's readers raise whatever they meet
+        with Image.open(path) as image:
+            check_image(image)
+            image.load()  # some formats know the duration of a frame only then
+            count, duration = getattr(image, "n_frames", 1), image.info.get("duration", 0)
+    except Exception as error:  # Pillow's readers raise exceptions of any type
         raise ValueError(f"video: {path} cannot be read: {error}") from None
 
     def frames() -> Iterator[Image.Image]:
-        with Image.open(path) as picture:
+        with Image.open(path) as image:
             for number in range(count):
                 try:
-                    picture.seek(number)
-                    frame = picture.convert("RGB")
+                    image.seek(number)
+                    frame = image.convert("RGB")
                 except Exception as error:
                     raise ValueError(f"video: {path} cannot be read at frame {number}: {error}") from None
                 yield frame
 
-    return Video(_same_size(frames(), path), 1000 / duration if duration else RATE, count)
+    return Video(_same_size(frames(), path), 1000 / duration if duration else DEFAULT_FPS, count)
 
 
 def _open_file(path: Path) -> Video:
     if _is_text(path):
-        raise ValueError(f"video: {path} is text, not a film; expected a video, a GIF or a folder of frames")
+        raise ValueError(f"video: {path} is text, not a video; expected a video, a GIF or a folder of frames")
     av = _pyav(f"reading {path.name}")
     try:
         container = av.open(str(path))
@@ -87,11 +91,11 @@ def _open_file(path: Path) -> Video:
             except av.error.FFmpegError as error:
                 raise ValueError(f"video: {path} cannot be read at frame {number}: {_reason(error)}") from None
 
-    return Video(_same_size(frames(), path), float(stream.average_rate or RATE), stream.frames or None)
+    return Video(_same_size(frames(), path), float(stream.average_rate or DEFAULT_FPS), stream.frames or None)
 
 
 def _is_text(path: Path) -> bool:
-    """Whether the first bytes are: FFmpeg would show some texts as films, and without it nobody else says so."""
+    """Return whether the first bytes are text, which FFmpeg would decode as a video."""
     with path.open("rb") as file:
         head = file.read(1024)
     control = set(range(32)) - set(b"\b\t\n\f\r\x1b")
@@ -99,10 +103,11 @@ def _is_text(path: Path) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or "it has no pictures"
+    return getattr(error, "strerror", None) or "it has no video stream"
 
 
 def _same_size(frames: Iterable[Image.Image], path: Path) -> Iterator[Image.Image]:
+    """Yield the frames; raise ValueError at the first of another size, or if there are none."""
     size = None
     for number, frame in enumerate(frames):
         size = size or frame.size
@@ -115,6 +120,7 @@ def _same_size(frames: Iterable[Image.Image], path: Path) -> Iterator[Image.Imag
 
 
 def has_pyav() -> bool:
+    """Return whether PyAV is installed."""
     try:
         import av  # noqa: F401
     except ImportError:
@@ -132,44 +138,45 @@ def _pyav(what: str) -> Any:
     return av
 
 
-class Movie:
-    """Writes frames (H, W, 3) uint8 to an MP4 or a GIF, which has its name once it is whole."""
+class VideoWriter:
+    """Write frames to an MP4 or a GIF, as a context manager. The file gets its name when it is complete."""
 
-    def __init__(self, path: Path, rate: float) -> None:
-        self.path, self.rate, self.part = path, rate, path.with_name(path.name + ".part")
-        self.pictures: list[Image.Image] = []
+    def __init__(self, path: Path, fps: float) -> None:
+        self.path, self.fps, self.part = path, fps, path.with_name(path.name + ".part")
+        self.images: list[Image.Image] = []
         self.container: Any = None
         if path.suffix == ".mp4":
             self.av = _pyav("writing an MP4")
 
-    def __enter__(self) -> Movie:
+    def __enter__(self) -> VideoWriter:
         return self
 
     def add(self, frame: np.ndarray) -> None:
+        """Add a frame (height, width, 3) uint8. An MP4 loses the last row or column of an odd size: H.264 needs even
+        ones."""
         if self.path.suffix == ".gif":
-            if len(self.pictures) == LONGEST_GIF:
-                raise ValueError(f"{self.path} would have over {LONGEST_GIF} frames; write an MP4 (--overlay mp4)")
-            self.pictures.append(Image.fromarray(frame))
+            if len(self.images) == MAX_GIF_FRAMES:
+                raise ValueError(f"{self.path} would have over {MAX_GIF_FRAMES} frames; write an MP4 (--overlay mp4)")
+            self.images.append(Image.fromarray(frame))
             return
-        frame = frame[: max(frame.shape[0] // 2 * 2, 2), : max(frame.shape[1] // 2 * 2, 2)]  # H.264 wants even sides
+        frame = frame[: max(frame.shape[0] // 2 * 2, 2), : max(frame.shape[1] // 2 * 2, 2)]
         if self.container is None:
-            with naming(self.path):
+            with errors_name_path(self.path):
                 self.container = self.av.open(str(self.part), "w", format="mp4")
-            self.stream = self.container.add_stream("libx264", rate=Fraction(self.rate).limit_denominator(1000))
+            self.stream = self.container.add_stream("libx264", rate=Fraction(self.fps).limit_denominator(1000))
             self.stream.width, self.stream.height = frame.shape[1], frame.shape[0]
             self.stream.pix_fmt, self.stream.options = "yuv420p", {"crf": "18"}
-        picture = self.av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
-        self._encode(picture)
+        self._encode(self.av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24"))
 
-    def _encode(self, picture: Any) -> None:
-        with naming(self.path):
-            for packet in self.stream.encode(picture):
+    def _encode(self, frame: Any) -> None:
+        with errors_name_path(self.path):
+            for packet in self.stream.encode(frame):
                 self.container.mux(packet)
 
     def __exit__(self, kind: Any, *_: object) -> None:
         if self.container is not None:
             try:
-                with naming(self.path):
+                with errors_name_path(self.path):
                     if kind is None:
                         self._encode(None)
                     self.container.close()
@@ -177,8 +184,8 @@ class Movie:
                         os.replace(self.part, self.path)
             finally:
                 self.part.unlink(missing_ok=True)
-        elif self.pictures and kind is None:
+        elif self.images and kind is None:
             data = io.BytesIO()
-            first, *rest = self.pictures
-            first.save(data, "GIF", save_all=True, append_images=rest, duration=round(1000 / self.rate), loop=0)
+            first, *rest = self.images
+            first.save(data, "GIF", save_all=True, append_images=rest, duration=round(1000 / self.fps), loop=0)
             write_atomically(self.path, data.getvalue())
