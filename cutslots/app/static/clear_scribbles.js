@@ -1,0 +1,1 @@
+(value) => ({ ...value, scribbles: value.scribbles.replaceAll(/./g, 0) })
