@@ -1,15 +1,16 @@
-"""How fast published datasets are read, prepared and loaded: from files as published to batches of images.
+"""Measure how fast published datasets are read, prepared and loaded, from published files to batches of images.
 
     python benchmarks/loading.py    # about two minutes
 
-The files are made here, in a temporary folder, in the shapes of the published ones: scenes of discs with noise, so
-that they compress about as pictures do. Everything is read from the page cache; the table says images or records a
-second, the median of several repeats and their range.
+The files are generated in a temporary folder in the published formats: scenes of discs with noise, which compress about
+as well as rendered images. Everything is read from the page cache. The table gives images or records per second: the
+median of several repeats and their range.
 
-`read` takes records to arrays (CLEVR: image, mask and visibility) or to PNGs (MOVi-A), by cutslots and by the tfrecord
-package in turns, after the two were seen to give the same. The package checks no checksums, and it decompresses a file
-once more to know its length. `prepare` is the whole command: reading, cutting, writing, checksums. `load` takes random
-images and masks of 128 x 128 from what was prepared, in batches of 64: by `render`, and as training does on the CPU.
+`read` takes records to arrays (CLEVR: image, mask and visibility) or to PNGs (MOVi-A), with cutslots and with the
+tfrecord package in turns, after both gave the same values. The package verifies no checksums, and it decompresses a
+file once more to learn its length. `prepare` is the whole command: read, crop, write, compute checksums. `load` takes
+random images and masks of 128 x 128 from a prepared cache, in batches of 64: with `get_batch`, and with the training
+loader on the CPU.
 """
 
 from __future__ import annotations
@@ -37,17 +38,18 @@ from rich.console import Console
 from rich.table import Table
 from tfrecord.reader import tfrecord_loader
 
-from cutslots.data import hold, open_data
+from cutslots.data.memory import load_to_memory
+from cutslots.data.open import open_dataset
 from cutslots.data.prepare import prepare
 from cutslots.data.tfrecord import checksum, parse_example, read_records
 from cutslots.devices import make_fabric
-from cutslots.presets import PRESETS
-from cutslots.train import Batches
+from cutslots.training.loader import TrainLoader
+from cutslots.training.presets import PRESETS
 
-BATCH, BATCHES = 64, 100
-BAR = 4_000  # images a second that two cores should load
+BATCH_SIZE, NUM_BATCHES = 64, 100
+TARGET = 4_000  # images per second that two cores should load
 MASKS, FRAMES = 11, 24  # of a scene of CLEVR, of a video of MOVi-A
-SCENES = 32  # of CLEVR that differ
+SCENES = 32  # distinct scenes of CLEVR
 CLEVR = {"image": "byte", "mask": "byte", "visibility": "float"}
 MOVI = {"video": "byte", "segmentations": "byte"}
 
@@ -55,7 +57,7 @@ MOVI = {"video": "byte", "segmentations": "byte"}
 class Row(NamedTuple):
     what: str
     unit: str
-    rates: list[float]  # a second, by repeat
+    rates: list[float]  # per second, by repeat
     note: str = ""
 
 
@@ -63,15 +65,16 @@ class Row(NamedTuple):
 
 
 def scene(rng: np.random.Generator, height: int, width: int, noise: float) -> tuple[np.ndarray, np.ndarray]:
-    """An image (H, W, 3) of 3 to 10 discs before smooth ground, and their labels (H, W), both uint8."""
+    """Return an image (H, W, 3) of 3 to 10 discs on a smooth background, and the labels (H, W), both uint8."""
     y, x = np.ogrid[:height, :width]
     image = np.stack([110 + 40 * np.sin(x / 150 + c) + 30 * np.cos(y / 100 + c) for c in range(3)], -1)
     labels = np.zeros((height, width), dtype=np.uint8)
-    for number in range(1, rng.integers(4, MASKS + 1)):
+    for label in range(1, rng.integers(4, MASKS + 1)):
         radius = rng.uniform(0.05, 0.15) * height
-        far = ((x - rng.uniform(0, width)) ** 2 + (y - rng.uniform(0, height)) ** 2) / radius**2
-        labels[far < 1] = number
-        image[far < 1] = rng.uniform(60, 240, 3) * (1 - 0.7 * far[far < 1, None])
+        distance = ((x - rng.uniform(0, width)) ** 2 + (y - rng.uniform(0, height)) ** 2) / radius**2
+        inside = distance < 1
+        labels[inside] = label
+        image[inside] = rng.uniform(60, 240, 3) * (1 - 0.7 * distance[inside, None])
     image += rng.normal(0, noise, image.shape)
     return image.clip(0, 255).astype(np.uint8), labels
 
@@ -89,15 +92,15 @@ def field(number: int, data: bytes) -> bytes:
 
 
 def record(features: dict[str, tuple[int, bytes]]) -> bytes:
-    """An Example with its length and checksums. A feature is its kind (1 bytes, 2 floats) and its list, encoded."""
+    """Encode an Example with its length and checksums. A feature is (kind, encoded list), 1 for bytes, 2 for floats."""
     data = b"".join(field(1, field(1, name.encode()) + field(2, field(*f))) for name, f in features.items())
     data = field(1, data)
     length = struct.pack("<Q", len(data))
     return b"".join([length, struct.pack("<I", checksum(length)), data, struct.pack("<I", checksum(data))])
 
 
-def octets(values: np.ndarray) -> tuple[int, bytes]:
-    """Every byte a string of its own, as CLEVR has it."""
+def single_bytes(values: np.ndarray) -> tuple[int, bytes]:
+    """Encode every byte as a string, as CLEVR does."""
     triples = np.empty((values.size, 3), dtype=np.uint8)
     triples[:] = 0x0A, 1, 0
     triples[:, 2] = values.ravel()
@@ -108,12 +111,12 @@ def clevr_record(rng: np.random.Generator) -> bytes:
     image, labels = scene(rng, 240, 320, noise=2)
     mask = (labels == np.arange(MASKS, dtype=np.uint8)[:, None, None]) * np.uint8(255)
     visible = mask.any((1, 2)).astype("<f4").tobytes()
-    return record({"image": octets(image), "mask": octets(mask), "visibility": (2, field(1, visible))})
+    return record({"image": single_bytes(image), "mask": single_bytes(mask), "visibility": (2, field(1, visible))})
 
 
 def write_clevr(path: Path, count: int) -> None:
-    """One GZIP stream. A scene that comes again is not compressed again: after a full flush of the compressor what
-    follows refers to nothing before, and so may stand anywhere."""
+    """Write one GZIP stream. Repeated scenes are compressed once: after a full flush, compressed data does not refer to
+    earlier data and can be copied."""
     rng = np.random.default_rng(0)
     records = [clevr_record(rng) for _ in range(min(count, SCENES))]
     compressor = zlib.compressobj(wbits=-zlib.MAX_WBITS)
@@ -134,7 +137,7 @@ def png(values: np.ndarray) -> bytes:
 
 
 def write_clevrtex(folder: Path, count: int) -> None:
-    """The unpacked folder, all in its first part."""
+    """Write the unpacked folder, all images in its first part."""
     rng = np.random.default_rng(1)
     part = folder / "clevrtex_full" / "0"
     part.mkdir(parents=True)
@@ -145,7 +148,7 @@ def write_clevrtex(folder: Path, count: int) -> None:
 
 
 def write_movi(folder: Path, counts: dict[str, int]) -> None:
-    """The TFDS folder, one file for each split."""
+    """Write the TFDS folder, one file for each split."""
     rng = np.random.default_rng(2)
     folder.mkdir()
     (folder / "features.json").write_text("{}")
@@ -160,13 +163,13 @@ def write_movi(folder: Path, counts: dict[str, int]) -> None:
 # --------------------------------------------------------------------------------------------------------------- times
 
 
-def clock(runs: dict[str, Callable[[], int]], repeats: int) -> dict[str, list[float]]:
-    """How many each handles a second, by repeat; they take turns, and the first turn warms up."""
-    rates: dict[str, list[float]] = {name: [] for name in runs}
+def measure_rates(functions: dict[str, Callable[[], int]], repeats: int) -> dict[str, list[float]]:
+    """Return the rate of each function by repeat. They take turns; the first turn is a warm-up."""
+    rates: dict[str, list[float]] = {name: [] for name in functions}
     for turn in range(repeats + 1):
-        for name, run in runs.items():
+        for name, function in functions.items():
             start = time.perf_counter()
-            count = run()
+            count = function()
             if turn:
                 rates[name].append(count / (time.perf_counter() - start))
     return rates
@@ -175,8 +178,8 @@ def clock(runs: dict[str, Callable[[], int]], repeats: int) -> dict[str, list[fl
 def our_clevr(path: Path) -> Iterator[list[np.ndarray]]:
     for data in read_records(path):
         example = parse_example(data)
-        pictures = [np.ascontiguousarray(example[name].octets()) for name in ("image", "mask")]
-        yield [*pictures, example["visibility"].floats()]
+        arrays = [np.ascontiguousarray(example[name].single_bytes()) for name in ("image", "mask")]
+        yield [*arrays, example["visibility"].floats()]
 
 
 def their_clevr(path: Path) -> Iterator[list[np.ndarray]]:
@@ -197,75 +200,77 @@ def their_movi(path: Path) -> Iterator[list[list[bytes]]]:
 
 def reading(what: str, path: Path, ours: Callable[[Path], Iterator[Any]], theirs: Any, repeats: int) -> list[Row]:
     for mine, yours in zip(ours(path), theirs(path), strict=True):
-        assert all(np.array_equal(a, b) for a, b in zip(mine, yours, strict=True)), "the two read different things"
+        assert all(np.array_equal(a, b) for a, b in zip(mine, yours, strict=True)), "the two readers differ"
 
     def counted(reader: Callable[[Path], Iterator[Any]]) -> Callable[[], int]:
         return lambda: sum(1 for _ in reader(path))
 
-    rates = clock({"cutslots": counted(ours), "tfrecord": counted(theirs)}, repeats)
+    rates = measure_rates({"cutslots": counted(ours), "tfrecord": counted(theirs)}, repeats)
     ratios = [a / b for a, b in zip(*rates.values(), strict=True)]
     notes = {"cutslots": f"{statistics.median(ratios):.1f} times tfrecord ({min(ratios):.1f} to {max(ratios):.1f})"}
     return [Row(f"read {what}, {name}", "records", rates[name], notes.get(name, "")) for name in rates]
 
 
 def preparing(dataset: str, source: Path, out: Path, images: int, repeats: int) -> Row:
-    """Each time to another folder of `out`, from 0 on."""
-    number = itertools.count()
+    """Prepare into out/0, out/1, ..."""
+    index = itertools.count()
 
     def run() -> int:
-        prepare(dataset, source, out / str(next(number)), quiet=True)
+        prepare(dataset, source, out / str(next(index)), quiet=True)
         return images
 
-    return Row(f"prepare {dataset}", "images", clock({dataset: run}, repeats)[dataset])
+    return Row(f"prepare {dataset}", "images", measure_rates({dataset: run}, repeats)[dataset])
 
 
 def loading(cache: Path, repeats: int) -> list[Row]:
-    data, rng = open_data(f"clevr:{cache}", "test"), np.random.default_rng(0)
+    data, rng = open_dataset(f"clevr:{cache}", "test"), np.random.default_rng(0)
 
-    def render() -> int:
-        for _ in range(BATCHES):
-            data.render(rng.integers(0, len(data), BATCH))
-        return BATCH * BATCHES
+    def get_batches() -> int:
+        for _ in range(NUM_BATCHES):
+            data.get_batch(rng.integers(0, len(data), BATCH_SIZE))
+        return BATCH_SIZE * NUM_BATCHES
 
     fabric = make_fabric("cpu")
-    config = dataclasses.replace(PRESETS["clevr"], batch=BATCH)
+    config = dataclasses.replace(PRESETS["clevr"], batch_size=BATCH_SIZE)
 
-    def batches() -> int:
-        ahead = Batches(hold(data, fabric.device), config, fabric, 0)
-        with ahead:
-            for _ in range(BATCHES):
-                next(ahead)
-        return BATCH * BATCHES
+    def load_batches() -> int:
+        loader = TrainLoader(load_to_memory(data, fabric.device), config, fabric, 0)
+        with loader:
+            for _ in range(NUM_BATCHES):
+                next(loader)
+        return BATCH_SIZE * NUM_BATCHES
 
-    rates = clock({"Prepared.render": render, "train.Batches": batches}, repeats)
+    rates = measure_rates({"Prepared.get_batch": get_batches, "TrainLoader": load_batches}, repeats)
     return [
-        Row(f"load, {name}", "images", each, f"{statistics.median(each) / BAR:.1f} times the bar of {BAR:,}")
+        Row(f"load, {name}", "images", each, f"{statistics.median(each) / TARGET:.1f} times the target of {TARGET:,}")
         for name, each in rates.items()
     ]
 
 
 def table(rows: list[Row]) -> Table:
-    made = Table("what", "unit", box=box.MARKDOWN)
-    for head in ("a second", "range", "s for 1,000"):
-        made.add_column(head, justify="right")
-    made.add_column("note")
+    result = Table("what", "unit", box=box.MARKDOWN)
+    for head in ("per second", "range", "s for 1,000"):
+        result.add_column(head, justify="right")
+    result.add_column("note")
     for row in rows:
         rate, low, high = (f(row.rates) for f in (statistics.median, min, max))
         digits = 1 if rate < 1000 else 0
-        spread = f"{low:,.{digits}f} to {high:,.{digits}f}"
-        made.add_row(row.what, row.unit, f"{rate:,.{digits}f}", spread, f"{1000 / rate:.3g}", row.note)
-    return made
+        interval = f"{low:,.{digits}f} to {high:,.{digits}f}"
+        result.add_row(row.what, row.unit, f"{rate:,.{digits}f}", interval, f"{1000 / rate:.3g}", row.note)
+    return result
 
 
-def measured(place: Path, scenes: int, repeats: int) -> list[Row]:
-    few, clevr, clevrtex, movi = (place / name for name in ("few.tfrecords", "clevr.tfrecords", "clevrtex", "movi"))
+def measure(folder: Path, scenes: int, repeats: int) -> list[Row]:
+    few, clevr, clevrtex, movi = (folder / name for name in ("few.tfrecords", "clevr.tfrecords", "clevrtex", "movi"))
     write_clevr(few, 16)
     write_clevr(clevr, scenes)
     write_clevrtex(clevrtex, 200)
     write_movi(movi, {"train": 8, "validation": 2})
     rows = reading("CLEVR, gzip", few, our_clevr, their_clevr, repeats)
-    rows += reading("MOVi-A, plain", movi / "movi_a-train.tfrecord-00000-of-00001", our_movi, their_movi, repeats)
-    out = place / "prepared"
+    rows += reading(
+        "MOVi-A, uncompressed", movi / "movi_a-train.tfrecord-00000-of-00001", our_movi, their_movi, repeats
+    )
+    out = folder / "prepared"
     rows.append(preparing("clevr", clevr, out / "clevr", scenes, repeats))
     rows.append(preparing("clevrtex", clevrtex, out / "clevrtex", 200, repeats))
     rows.append(preparing("movi-a", movi, out / "movi", 10 * FRAMES, repeats))
@@ -275,11 +280,11 @@ def measured(place: Path, scenes: int, repeats: int) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--scenes", type=int, default=1000, help="of CLEVR to prepare")
+    parser.add_argument("--scenes", type=int, default=1000, help="scenes of CLEVR to prepare")
     args = parser.parse_args()
     before = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as place:
-        rows = measured(Path(place), args.scenes, args.repeats)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(Path(folder), args.scenes, args.repeats)
     load = f"load {before:.1f} before and {os.getloadavg()[0]:.1f} after"
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
     print(f"{os.cpu_count()} CPU cores, {load}, {versions}, {args.repeats} repeats")

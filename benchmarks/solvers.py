@@ -1,15 +1,15 @@
-"""How long a batch of minimum cuts takes, by every route we know, side by side in one run.
+"""Measure the time of a batch of min-cut QPs by several methods, side by side in one run.
 
     python benchmarks/solvers.py                    # the CPU, sides 16 to 1024, 12 cuts
     python benchmarks/solvers.py --device cuda      # a GPU, 768 cuts of 64 x 64 and as many pixels at other sides
 
-The job is the same for every row: from weights w (cuts, 6, side, side) to the vertex variables p, and from a gradient
-of p back to one of w. `setup` is what is done once for a size (tables, factors, inverses, compilation). Every answer
-is compared with GridCut in float64 before it is timed. On the CPU each cell runs in a process of its own, so that peak
-memory is its own and a cell that takes too long can be ended; on CUDA peak memory is what the allocator saw, and
-device time is the replay of a captured graph where the row can be captured.
+The task is the same for every row: from weights w (cuts, 6, side, side) to the vertex variables p, and from a gradient
+of p back to a gradient of w. `setup` is done once per size: tables, factors, inverses, compilation. Every result is
+compared with GridCut in float64 before it is timed. On the CPU each cell runs in its own process, to measure its peak
+memory and to stop it at the time limit. On CUDA peak memory is the allocator's, and device time is the replay of a
+captured graph where the work can be captured.
 
-The floor is what it takes to move each input and each output once at the bandwidth measured in this run.
+The floor is the time to move each input and each output once at the bandwidth measured in this run.
 """
 
 from __future__ import annotations
@@ -31,29 +31,31 @@ from scipy import sparse
 from scipy.sparse import linalg
 
 from cutslots import Graph, GraphCut, GridCut
-from cutslots.graph import grid_edges
-from cutslots.qp import SparseFactor, sparse_tensor
+from cutslots.programs.graph import grid_edges
+from cutslots.programs.qp import SparseFactor, sparse_tensor
 
 GAMMA = 0.5
 CPU_CUTS, CUDA_CUTS = 12, 768
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Route(NamedTuple):
-    """What a method, built for one side and device, does to weights w (cuts, 6, side, side)."""
+class Method(NamedTuple):
+    """A method built for one side and device; its functions take weights w (cuts, 6, side, side)."""
 
     forward: Callable[[torch.Tensor], Any]  # p
     both: Callable[[torch.Tensor], Any] | None  # p and the gradient of w
-    solves: Callable[[torch.Tensor], Any] | None = None  # for the literal program: its triangular solves alone
-    captures: bool = True  # whether a CUDA graph captures the work (not what other libraries launch by themselves)
+    solves: Callable[[torch.Tensor], Any] | None = None  # for the literal QP: its triangular solves alone
+    captures: bool = (
+        True  # whether a CUDA graph captures the work; kernels that other libraries launch are not captured
+    )
 
 
-class Missing(Exception):
-    """Why a row cannot be measured here."""
+class Unavailable(Exception):
+    """Raised with the reason why a method cannot be measured here."""
 
 
-def autograd_route(layer: Forward) -> Route:
-    """A differentiable layer of w (cuts, 6, side, side)."""
+def autograd_method(layer: Forward) -> Method:
+    """Return the method of a differentiable layer of w (cuts, 6, side, side)."""
 
     def forward(w: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -64,11 +66,11 @@ def autograd_route(layer: Forward) -> Route:
         p = layer(w)
         return p, torch.autograd.grad(p, w, p.detach())[0]
 
-    return Route(forward, both)
+    return Method(forward, both)
 
 
 class Edges:
-    """Between weights (cuts, 6, side, side) and lists of the edges that exist, as columns (edges, cuts)."""
+    """Convert between weights (cuts, 6, side, side) and edge lists: rows (cuts, edges) or columns (edges, cuts)."""
 
     def __init__(self, side: int, device: str) -> None:
         self.shape = (6, side, side)
@@ -80,36 +82,36 @@ class Edges:
     def columns(self, w: torch.Tensor) -> torch.Tensor:
         return self.rows(w).T.contiguous()
 
-    def back(self, columns: torch.Tensor) -> torch.Tensor:
+    def to_grid(self, columns: torch.Tensor) -> torch.Tensor:
         out = columns.new_zeros(columns.shape[1], 6 * self.shape[1] ** 2)
         return out.index_copy_(1, self.index, columns.T).unflatten(1, self.shape)
 
 
-def gridcut(side: int, device: str) -> Route:
-    return autograd_route(GridCut((side, side), GAMMA).to(device))
+def gridcut(side: int, device: str) -> Method:
+    return autograd_method(GridCut((side, side), GAMMA).to(device))
 
 
-def gridcut_compiled(side: int, device: str) -> Route:
+def gridcut_compiled(side: int, device: str) -> Method:
     torch._dynamo.reset()
-    return autograd_route(torch.compile(GridCut((side, side), GAMMA).to(device), fullgraph=True))
+    return autograd_method(torch.compile(GridCut((side, side), GAMMA).to(device), fullgraph=True))
 
 
-def reduced_cholesky(side: int, device: str) -> Route:
+def reduced_cholesky(side: int, device: str) -> Method:
     """GraphCut: I + B'B/2 + aa' by cholespy."""
     at_most(side, 512)
     N = side * side
     cut = GraphCut(Graph.grid((side, side)).edges[: -2 * N], N, GAMMA).to(device)
     edges = Edges(side, device)
-    return autograd_route(lambda w: cut(edges.rows(w)))._replace(captures=False)
+    return autograd_method(lambda w: cut(edges.rows(w)))._replace(captures=False)
 
 
-def reduced_superlu(side: int, device: str) -> Route:
-    """The same matrix by scipy's SuperLU, float64, numpy throughout."""
+def reduced_superlu(side: int, device: str) -> Method:
+    """The same matrix by scipy's SuperLU, in float64 and numpy."""
     cpu_only(device)
     at_most(side, 512)
     graph = Graph.grid((side, side))
     B = graph.incidence()
-    lu = splu(graph.reduced())
+    lu = splu(graph.reduced_matrix())
     a = np.zeros((graph.num_vertices, 1))
     a[graph.source], a[graph.sink] = 1, -1
     N, edges = side * side, Edges(side, device)
@@ -121,17 +123,19 @@ def reduced_superlu(side: int, device: str) -> Route:
         p = forward(w)
         grad = np.zeros((graph.num_vertices, len(p)))
         grad[:N] = p.T
-        return p, edges.back(torch.as_tensor(B @ lu.solve(grad) / (-2 * GAMMA), dtype=torch.float32))
+        return p, edges.to_grid(torch.as_tensor(B @ lu.solve(grad) / (-2 * GAMMA), dtype=torch.float32))
 
-    return Route(forward, both)
+    return Method(forward, both)
 
 
-def reduced_inverse(side: int, device: str) -> Route:
-    """The inverse of the same matrix, dense, as one matrix product."""
+def reduced_inverse(side: int, device: str) -> Method:
+    """The dense inverse of the same matrix, as one matrix product."""
     at_most(side, 64 if device == "cpu" else 128)
     graph = Graph.grid((side, side))
     N = side * side
-    inverse = torch.linalg.inv(torch.as_tensor(graph.reduced().toarray(), device=device))[:N, :].float().contiguous()
+    inverse = (
+        torch.linalg.inv(torch.as_tensor(graph.reduced_matrix().toarray(), device=device))[:N, :].float().contiguous()
+    )
     Bt = sparse_tensor(graph.incidence().T).float().to(device)
     B = sparse_tensor(graph.incidence()).float().to(device)
     edges = Edges(side, device)
@@ -141,146 +145,146 @@ def reduced_inverse(side: int, device: str) -> Route:
 
     def both(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         p = forward(w)
-        return p, edges.back(B @ (inverse.T @ p.T) / (-2 * GAMMA))
+        return p, edges.to_grid(B @ (inverse.T @ p.T) / (-2 * GAMMA))
 
-    return Route(forward, both)
+    return Method(forward, both)
 
 
-def literal_route(
+def literal_method(
     side: int, device: str, solve: Callable[[torch.Tensor], torch.Tensor], captures: bool = True
-) -> Route:
-    """The literal program, given how to solve with AA': z = -(c + A'l)/gamma, l = -(AA')^-1 (Ac + gamma b)."""
+) -> Method:
+    """The literal QP, given a solver for AA': z = -(c + A'l)/gamma, l = -(AA')^-1 (Ac + gamma b)."""
     graph = Graph.grid((side, side))
-    program = graph.program()
-    A, At = (sparse_tensor(M).float().to(device) for M in (program.A, program.A.T))
-    b = torch.as_tensor(program.b, dtype=torch.float32, device=device)[:, None]
-    edges, d, N = Edges(side, device), program.blocks["d"], side * side
+    qp = graph.qp()
+    A, At = (sparse_tensor(M).float().to(device) for M in (qp.A, qp.A.T))
+    b = torch.as_tensor(qp.b, dtype=torch.float32, device=device)[:, None]
+    edges, d, N = Edges(side, device), qp.blocks["d"], side * side
 
     def kkt(c: torch.Tensor, b: torch.Tensor | float) -> torch.Tensor:
         return -(c + At @ solve(-(A @ c + GAMMA * b))) / GAMMA
 
     def forward(w: torch.Tensor) -> torch.Tensor:
-        c = w.new_zeros(program.A.shape[1], len(w))
+        c = w.new_zeros(qp.A.shape[1], len(w))
         c[d] = edges.columns(w)
         return kkt(c, b)[:N].T
 
     def both(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         p = forward(w)
-        grad = w.new_zeros(program.A.shape[1], len(w))
+        grad = w.new_zeros(qp.A.shape[1], len(w))
         grad[:N] = p.T
-        return p, edges.back(kkt(grad, 0.0)[d])
+        return p, edges.to_grid(kkt(grad, 0.0)[d])
 
     rhs = torch.randn(len(b), 1, device=device)
-    return Route(forward, both, lambda w: solve(rhs.expand(-1, len(w)).contiguous()), captures)
+    return Method(forward, both, lambda w: solve(rhs.expand(-1, len(w)).contiguous()), captures)
 
 
-def literal_cholesky(side: int, device: str) -> Route:
-    """AA' factored as the paper does, by cholespy."""
-    cpu_only(device)  # on CUDA its solves are fast enough, but the factor alone takes minutes
+def literal_cholesky(side: int, device: str) -> Method:
+    """AA' factored as in the paper, by cholespy."""
+    cpu_only(device)  # on CUDA the factorisation takes minutes
     at_most(side, 64)
-    A = Graph.grid((side, side)).program().A
-    return literal_route(side, device, SparseFactor(A @ A.T, torch.device(device), torch.float32))
+    A = Graph.grid((side, side)).qp().A
+    return literal_method(side, device, SparseFactor(A @ A.T, torch.device(device), torch.float32))
 
 
-def literal_cupy(side: int, device: str) -> Route:
-    """AA' factored on the CPU; sparse triangular solves by CuPy, as the released code does."""
+def literal_cupy(side: int, device: str) -> Method:
+    """AA' factored on the CPU; sparse triangular solves by CuPy, as in the authors' code."""
     cuda_only(device)
     at_most(side, 64)
     try:
         import cupy
         from cupyx.scipy.sparse.linalg import SuperLU
     except ImportError as error:
-        raise Missing(f"not installed ({error.name})") from None
-    A = Graph.grid((side, side)).program().A
+        raise Unavailable(f"not installed ({error.name})") from None
+    A = Graph.grid((side, side)).qp().A
     solver = SuperLU(splu(A @ A.T))
     solver.L, solver.U = solver.L.astype(cupy.float32), solver.U.astype(cupy.float32)
 
     def solve(rhs: torch.Tensor) -> torch.Tensor:
         return torch.from_dlpack(cupy.ascontiguousarray(solver.solve(cupy.from_dlpack(rhs.contiguous()))))
 
-    return literal_route(side, device, solve, captures=False)
+    return literal_method(side, device, solve, captures=False)
 
 
-def literal_inverse(side: int, device: str) -> Route:
-    """(AA')^-1, dense, as one matrix product."""
+def literal_inverse(side: int, device: str) -> Method:
+    """The dense (AA')^-1, as one matrix product."""
     at_most(side, 32 if device == "cpu" else 64)
-    A = Graph.grid((side, side)).program().A
+    A = Graph.grid((side, side)).qp().A
     S = torch.as_tensor((A @ A.T).toarray(), device=device)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(S)).float()
     del S
-    return literal_route(side, device, lambda rhs: inverse @ rhs)
+    return literal_method(side, device, lambda rhs: inverse @ rhs)
 
 
-def osqp_route(side: int, device: str) -> Route:
-    """OSQP on the literal program, equalities only, one cut after the other, forward only."""
+def osqp_method(side: int, device: str) -> Method:
+    """OSQP on the literal QP, equalities only, one cut at a time, forward only."""
     cpu_only(device)
     at_most(side, 128)
     try:
         import osqp
     except ImportError:
-        raise Missing("not installed (osqp)") from None
-    program = Graph.grid((side, side)).program()
-    n = program.A.shape[1]
+        raise Unavailable("not installed (osqp)") from None
+    qp = Graph.grid((side, side)).qp()
+    n = qp.A.shape[1]
     solver = osqp.OSQP()
-    P, A = sparse.csc_matrix(GAMMA * sparse.eye_array(n)), sparse.csc_matrix(program.A)
+    P, A = sparse.csc_matrix(GAMMA * sparse.eye_array(n)), sparse.csc_matrix(qp.A)
     tight = {"eps_abs": 1e-5, "eps_rel": 1e-5, "verbose": False}
-    solver.setup(P, np.zeros(n), A, program.b, program.b, **tight)
+    solver.setup(P, np.zeros(n), A, qp.b, qp.b, **tight)
     N, edges = side * side, Edges(side, device)
 
     def forward(w: torch.Tensor) -> np.ndarray:
         out = []
-        for c in program.objective(edges.rows(w).double().numpy()):
+        for c in qp.objective(edges.rows(w).double().numpy()):
             solver.update(q=c)
             out.append(solver.solve().x[:N].copy())
         return np.stack(out)
 
-    return Route(forward, None)
+    return Method(forward, None)
 
 
-def qpth_route(side: int, device: str) -> Route:
-    """qpth (OptNet) on the literal program."""
+def qpth_method(side: int, device: str) -> Method:
+    """qpth (OptNet) on the literal QP."""
     at_most(side, 16)
     try:
         from qpth.qp import QPFunction
     except ImportError:
-        raise Missing("not installed (qpth; it needs an environment of its own)") from None
-    program = Graph.grid((side, side)).program()
-    n, N, edges = program.A.shape[1], side * side, Edges(side, device)
+        raise Unavailable("not installed (qpth; it needs a separate environment)") from None
+    qp = Graph.grid((side, side)).qp()
+    n, N, edges = qp.A.shape[1], side * side, Edges(side, device)
     Q = GAMMA * torch.eye(n, dtype=torch.float64, device=device)
-    A, b = torch.as_tensor(program.A.toarray(), device=device), torch.as_tensor(program.b, device=device)
-    always, true = torch.zeros(1, n).to(A), torch.ones(1).to(A)  # it wants an inequality: 0 z <= 1
+    A, b = torch.as_tensor(qp.A.toarray(), device=device), torch.as_tensor(qp.b, device=device)
+    zeros, one = torch.zeros(1, n).to(A), torch.ones(1).to(A)  # qpth requires an inequality: 0 z <= 1
 
     def layer(w: torch.Tensor) -> torch.Tensor:
         c = torch.zeros(len(w), n, dtype=torch.float64, device=device)
-        c[:, program.blocks["d"]] = edges.rows(w).double()
-        return QPFunction(verbose=-1)(Q, c, always, true, A, b)[:, :N]
+        c[:, qp.blocks["d"]] = edges.rows(w).double()
+        return QPFunction(verbose=-1)(Q, c, zeros, one, A, b)[:, :N]
 
-    return autograd_route(layer)
+    return autograd_method(layer)
 
 
-def cvxpylayers_route(side: int, device: str) -> Route:
-    """cvxpylayers on the literal program, its default solver."""
+def cvxpylayers_method(side: int, device: str) -> Method:
+    """cvxpylayers on the literal QP, with its default solver."""
     at_most(side, 16)
     try:
         import cvxpy
         from cvxpylayers.torch import CvxpyLayer
     except ImportError as error:
-        raise Missing(f"not installed ({error.name})") from None
-    program = Graph.grid((side, side)).program()
-    z, c = cvxpy.Variable(program.A.shape[1]), cvxpy.Parameter(program.A.shape[1])
+        raise Unavailable(f"not installed ({error.name})") from None
+    qp = Graph.grid((side, side)).qp()
+    z, c = cvxpy.Variable(qp.A.shape[1]), cvxpy.Parameter(qp.A.shape[1])
     objective = cvxpy.Minimize(GAMMA / 2 * cvxpy.sum_squares(z) + c @ z)
-    solve = CvxpyLayer(cvxpy.Problem(objective, [program.A @ z == program.b]), parameters=[c], variables=[z])
+    solve = CvxpyLayer(cvxpy.Problem(objective, [qp.A @ z == qp.b]), parameters=[c], variables=[z])
     N, edges = side * side, Edges(side, device)
 
     def layer(w: torch.Tensor) -> torch.Tensor:
-        full = w.new_zeros(len(w), program.A.shape[1])
-        full[:, program.blocks["d"]] = edges.rows(w)
+        full = w.new_zeros(len(w), qp.A.shape[1])
+        full[:, qp.blocks["d"]] = edges.rows(w)
         return solve(full)[0][:, :N]
 
-    return autograd_route(layer)
+    return autograd_method(layer)
 
 
-ROUTES: dict[str, Callable[[int, str], Route]] = {
+METHODS: dict[str, Callable[[int, str], Method]] = {
     "GridCut": gridcut,
     "GridCut, compiled": gridcut_compiled,
     "reduced, sparse Cholesky (GraphCut)": reduced_cholesky,
@@ -289,9 +293,9 @@ ROUTES: dict[str, Callable[[int, str], Route]] = {
     "literal, sparse Cholesky (cholespy)": literal_cholesky,
     "literal, triangular solves (CuPy)": literal_cupy,
     "literal, dense inverse": literal_inverse,
-    "OSQP": osqp_route,
-    "qpth": qpth_route,
-    "cvxpylayers": cvxpylayers_route,
+    "OSQP": osqp_method,
+    "qpth": qpth_method,
+    "cvxpylayers": cvxpylayers_method,
 }
 
 
@@ -302,79 +306,79 @@ def splu(matrix: Any) -> Any:
 
 def at_most(side: int, limit: int) -> None:
     if side > limit:
-        raise Missing(f"not tried above side {limit}")
+        raise Unavailable(f"not tried above side {limit}")
 
 
 def cpu_only(device: str) -> None:
     if device != "cpu":
-        raise Missing("CPU only")
+        raise Unavailable("CPU only")
 
 
 def cuda_only(device: str) -> None:
     if device != "cuda":
-        raise Missing("CUDA only")
+        raise Unavailable("CUDA only")
 
 
 def measure(method: str, side: int, cuts: int, device: str) -> dict[str, Any]:
-    """One cell of the table."""
+    """Return setup time, error, times and peak memory of one method: one cell of the results."""
     torch.manual_seed(0)
     w = torch.randn(cuts, 6, side, side).to(device)
     reference = GridCut((side, side), GAMMA).double()(w[:2].double().cpu()).flatten(-2).numpy()
     before = peak_memory(device, reset=True)
     start = time.perf_counter()
-    route = ROUTES[method](side, device)
+    built = METHODS[method](side, device)
     cell: dict[str, Any] = {"setup_s": time.perf_counter() - start}
-    p = route.forward(w)
+    p = built.forward(w)
     p = np.asarray(p.detach().cpu() if isinstance(p, torch.Tensor) else p).reshape(cuts, -1)[:2]
     cell["error"] = float(np.abs(p - reference).max() / np.abs(reference).max())
     for name in ("forward", "both", "solves"):
-        if (function := getattr(route, name)) is not None:
-            times = clock(function, w, device, capture=route.captures)
+        if (function := getattr(built, name)) is not None:
+            times = clock(function, w, device, capture=built.captures)
             cell.update({f"{name}_{kind}": t for kind, t in times.items()})
     cell["peak_mb"] = (peak_memory(device) - before) / 2**20
     return cell
 
 
 def clock(
-    function: Callable[[Any], Any], given: Any, device: str, capture: bool = True, budget: float = 2.0
+    function: Callable[[Any], Any], argument: Any, device: str, capture: bool = True, budget: float = 2.0
 ) -> dict[str, float]:
-    """Median wall seconds of a call and, on CUDA, of the device's work in it."""
+    """Return the median wall time of a call in seconds and, on CUDA, the median device time."""
     seconds = []
     for _ in range(2):  # the first call may compile
         start = time.perf_counter()
-        function(given)
+        function(argument)
         synchronize(device)
         seconds.append(time.perf_counter() - start)
         if seconds[-1] > 5 * budget:
             return {"wall_s": seconds[-1]}
     repeats = int(np.clip(budget / seconds[-1], 1, 200))
     for _ in range(min(repeats, 10)):
-        function(given)
+        function(argument)
     times = []
     for _ in range(repeats):
         synchronize(device)
         start = time.perf_counter()
-        function(given)
+        function(argument)
         synchronize(device)
         times.append(time.perf_counter() - start)
     result = {"wall_s": float(np.median(times))}
     if device == "cuda" and capture:
-        result["device_s"] = replayed(function, given)
+        result["device_s"] = replay_time(function, argument)
     return result
 
 
-def replayed(function: Callable[[Any], Any], given: Any) -> float:
-    """Seconds of device time, by replaying a captured graph; NaN where the work cannot be captured."""
+def replay_time(function: Callable[[Any], Any], argument: Any) -> float:
+    """Return the device time in seconds by replaying a captured graph, or NaN if the work cannot be captured."""
     try:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):
-                function(given)
+                function(argument)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            function(given)
+            function(argument)
     except Exception:
         torch.cuda.synchronize()
         return float("nan")
@@ -395,7 +399,7 @@ def synchronize(device: str) -> None:
 
 
 def peak_memory(device: str, reset: bool = False) -> int:
-    """Bytes at the most since the last reset: the process's resident set on the CPU, the allocator's on CUDA."""
+    """Return the peak memory in bytes since the last reset: of the process on the CPU, of the allocator on CUDA."""
     if device == "cuda":
         if reset:
             torch.cuda.empty_cache()
@@ -408,20 +412,20 @@ def peak_memory(device: str, reset: bool = False) -> int:
 
 
 def bandwidth(device: str) -> float:
-    """Bytes a second of a large scaling, counting reads and writes."""
+    """Return the bytes per second, reads and writes, of scaling a large tensor."""
     x = torch.empty(2**28 if device == "cuda" else 2**26, device=device)
     y = torch.empty_like(x)
-    seconds = clock(lambda _: torch.mul(x, 1.0, out=y), None, device)  # a kernel: the copy engine is slower
+    seconds = clock(lambda _: torch.mul(x, 1.0, out=y), None, device)  # a kernel, because the copy engine is slower
     return 2 * x.nbytes / seconds.get("device_s", seconds["wall_s"])
 
 
 def run_cell(method: str, side: int, cuts: int, device: str, limit: float) -> dict[str, Any]:
-    """`measure`, in a process of its own on the CPU."""
+    """Run `measure`, on the CPU in its own process; a cell that cannot be measured has a note."""
     if device == "cuda":
         try:
             return measure(method, side, cuts, device)
-        except Missing as why:
-            return {"note": str(why)}
+        except Unavailable as reason:
+            return {"note": str(reason)}
         except Exception as error:
             return {"note": f"failed: {str(error).splitlines()[0][:80]}"}
     command = [sys.executable, __file__, "--cell", json.dumps([method, side, cuts, device])]
@@ -435,8 +439,8 @@ def run_cell(method: str, side: int, cuts: int, device: str, limit: float) -> di
 
 
 def table(cells: list[dict[str, Any]], floors: dict[int, float], device: str) -> str:
-    """Markdown: a row for each route and side, times in milliseconds."""
-    heads = ["side", "cuts", "route", "setup s", "forward ms", "forward + backward ms"]
+    """Return a Markdown table with a row for each method and side, times in milliseconds."""
+    heads = ["side", "cuts", "method", "setup s", "forward ms", "forward + backward ms"]
     heads += ["of GridCut", "of the floor", "peak MB", "error"]
     rows = [heads, ["---"] * len(heads)]
     for side, floor in floors.items():
@@ -461,7 +465,7 @@ def table(cells: list[dict[str, Any]], floors: dict[int, float], device: str) ->
 
 
 def seconds_of(cell: dict[str, Any], what: str, device: str) -> float | None:
-    """Device time where it was measured, wall time elsewhere."""
+    """Return the device time if it was measured, else the wall time."""
     value = cell.get(f"{what}_device_s")
     return value if value is not None and value == value else cell.get(f"{what}_wall_s")
 
@@ -473,7 +477,7 @@ def plot(cells: list[dict[str, Any]], floors: dict[int, float], device: str, pat
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8.5, 5.5), layout="constrained")
-    for i, method in enumerate(ROUTES):
+    for i, method in enumerate(METHODS):
         of_method = [(c, seconds_of(c, "both", device)) for c in cells if c["method"] == method]
         points = [(c["side"], t / c["cuts"] * 1e3) for c, t in of_method if t]
         if points:
@@ -484,7 +488,7 @@ def plot(cells: list[dict[str, Any]], floors: dict[int, float], device: str, pat
             axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=4, label=method, **style)
     cuts = {c["side"]: c["cuts"] for c in cells}
     axes.plot(list(floors), [t / cuts[s] * 1e3 for s, t in floors.items()], "k:", label="floor (memory traffic)")
-    axes.set(xscale="log", yscale="log", xlabel="side of the grid", ylabel="ms a cut, forward + backward")
+    axes.set(xscale="log", yscale="log", xlabel="side of the grid", ylabel="ms per cut, forward + backward")
     axes.set_xticks(sorted(floors), [str(s) for s in sorted(floors)])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
@@ -503,9 +507,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--sides", type=int, nargs="+", default=[16, 32, 64, 128, 256, 512, 1024])
-    parser.add_argument("--cuts", type=int, help="how many at every side; default 12, or on CUDA 768 x 64 x 64 pixels")
-    parser.add_argument("--methods", nargs="+", default=list(ROUTES), choices=list(ROUTES), metavar="ROUTE")
-    parser.add_argument("--limit", type=float, default=900.0, help="seconds for a cell on the CPU")
+    parser.add_argument("--cuts", type=int, help="cuts per side; default 12, on CUDA 768 x 64 x 64 pixels")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="METHOD")
+    parser.add_argument("--limit", type=float, default=900.0, help="time limit of a cell on the CPU in seconds")
     parser.add_argument("--out", type=Path, default=Path("out/solvers"))
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -513,8 +517,8 @@ def main() -> None:
     if args.cell:
         try:
             print(json.dumps(measure(*json.loads(args.cell))))
-        except Missing as why:
-            print(json.dumps({"note": str(why)}))
+        except Unavailable as reason:
+            print(json.dumps({"note": str(reason)}))
         return
 
     args.out.mkdir(parents=True, exist_ok=True)

@@ -1,17 +1,17 @@
-"""How fast presets train, where the time of a step goes, and how much of the device's arithmetic it uses.
+"""Measure how fast presets train, where the time of a step goes, and the share of the device's peak that it uses.
 
     python benchmarks/training.py                                # tiny on a CPU, every preset for images on a GPU
-    python benchmarks/training.py --presets clevr --seconds 3    # one preset, in short
+    python benchmarks/training.py --presets clevr --seconds 3    # one preset, a short measurement
 
-The step is that of cutslots/train.py: a batch of uint8 images held on the device, forward (bf16 autocast and
-torch.compile on CUDA), squared error, backward, clipping, Adam; nothing is logged or judged. Its parts are timed alone,
-forward and backward, compiled as the whole is, from inputs as they reach them in a step; step and parts take turns,
-and times are medians over the rounds. The sum of the parts need not be the step: the compiler fuses across their
-borders, a thread makes the next batch while the device works, and where the device waits for Python the parts wait too.
+The step is that of cutslots/training/loop.py: a batch of uint8 images in device memory, forward (bf16 autocast and
+torch.compile on CUDA), squared error, backward, clipping, Adam. Nothing is logged or evaluated. Its parts are timed
+alone, forward and backward, compiled as the whole step is, from the inputs that they have in a step. Step and parts
+take turns; times are medians over rounds. The sum of the parts differs from the step: the compiler fuses across parts,
+a thread prepares the next batch while the device works, and where the device waits for Python each part waits too.
 
-FLOPs are those of convolutions and matrix products as the model is defined, counted on the CPU; the same function by
-another route (`cutslots.tail` on CUDA) counts the same. The peak is the best of a large matrix product in the same
-precision (8192 x 8192 on CUDA, 2048 x 2048 on a CPU), which takes its turns with the step.
+FLOPs are those of convolutions and matrix products as the model defines them, counted on the CPU. `FusedDecoderHead`
+computes the same function in another way on CUDA and counts the same. The peak is the best of a large matrix product in
+the same precision (8192 x 8192 on CUDA, 2048 x 2048 on a CPU), which takes turns with the step.
 """
 
 from __future__ import annotations
@@ -36,25 +36,31 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from cutslots.data import Images, hold, open_data
+from cutslots.data.memory import load_to_memory
+from cutslots.data.open import open_dataset
+from cutslots.dataset import Dataset
 from cutslots.devices import make_fabric
-from cutslots.model import Discovery, as_floats, build, channels_last
-from cutslots.networks import BroadcastDecoder
-from cutslots.presets import PRESETS, TrainConfig
-from cutslots.slots import CutSlots
-from cutslots.train import Batches, price, resolved
+from cutslots.models.discovery import Discovery, build, channels_last, to_float
+from cutslots.modules.decoders import SpatialBroadcastDecoder
+from cutslots.modules.partition import KPartition
+from cutslots.modules.slots import CutSlots
+from cutslots.training.config import TrainConfig
+from cutslots.training.loader import TrainLoader
+from cutslots.training.loop import parameter_groups, resolve
+from cutslots.training.losses import LOSSES
+from cutslots.training.presets import PRESETS
 
-ROUNDS = 7  # measurements of each time; at least 3 where a call is long
-BATCHES = 2  # held on the device, to draw batches from
-PEAK_SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices whose product is the peak
-IMAGES = [name for name, config in PRESETS.items() if config.model.frames == 1]
+NUM_ROUNDS = 7  # measurements of each time; at least 3 where a call is long
+NUM_BATCHES = 2  # in device memory, to sample batches from
+PEAK_SIZE = {"cpu": 2048, "cuda": 8192}  # of the matrices whose product gives the peak
+IMAGE_PRESETS = [name for name, config in PRESETS.items() if config.model.frames == 1]
 
 Call = Callable[[], object]
 Times = dict[str, list[float]]  # seconds a call, by round
 
 
 class Learner(NamedTuple):
-    """A preset's model and optimiser as train.py makes them."""
+    """The model and the optimizer of a preset, as the training loop makes them."""
 
     raw: Discovery
     model: Any  # compiled, and wrapped by Fabric
@@ -67,7 +73,7 @@ class Learner(NamedTuple):
 def learner(config: TrainConfig, fabric: Fabric, lr: float) -> Learner:
     torch.manual_seed(config.seed)
     raw = channels_last(build(config.model)).to(fabric.device)
-    optimizer = torch.optim.Adam(raw.parameters(), lr, fused=True)
+    optimizer = torch.optim.Adam(parameter_groups(raw), lr, fused=True)
     return Learner(raw, *fabric.setup(compiled(raw, config), optimizer))
 
 
@@ -76,32 +82,33 @@ def compiled(forward: Any, config: TrainConfig) -> Any:
 
 
 def loss(config: TrainConfig, image: Tensor, reconstruction: Tensor, masks: Tensor) -> Tensor:
-    error = (reconstruction - as_floats(image)).square().mean()
-    return error + price(config, config.steps) * (1 - masks.select(-3, 0)).mean()
+    """Return the loss at the end of training, when the blur has decayed and the foreground penalty is full."""
+    error = (reconstruction - to_float(image)).square().mean()
+    return error + LOSSES.build(config.loss).penalty_at(config.max_steps) * (1 - masks.select(-3, 0)).mean()
 
 
 def update(config: TrainConfig, fabric: Fabric, model: Any, optimizer: Any) -> None:
-    fabric.clip_gradients(model, optimizer, max_norm=config.clip or math.inf, error_if_nonfinite=False)
+    fabric.clip_gradients(model, optimizer, max_norm=config.grad_clip or math.inf, error_if_nonfinite=False)
     optimizer.step()
 
 
-def step(config: TrainConfig, fabric: Fabric, made: Learner, batches: Batches) -> None:
-    image = next(batches)
-    found = made.model(image)
-    fabric.backward(loss(config, image, found.reconstruction, found.masks))
-    update(config, fabric, made.model, made.optimizer)
-    made.optimizer.zero_grad()
+def step(config: TrainConfig, fabric: Fabric, trained: Learner, loader: TrainLoader) -> None:
+    image = next(loader)
+    output = trained.model(image)
+    fabric.backward(loss(config, image, output.reconstruction, output.masks))
+    update(config, fabric, trained.model, trained.optimizer)
+    trained.optimizer.zero_grad()
 
 
 # ----------------------------------------------------------------------------------------------------------- its parts
 
 
-def both_ways(
-    fabric: Fabric, forward: Callable[..., Tensor], learned: Sequence[nn.Module], *inputs: Tensor
+def forward_backward(
+    fabric: Fabric, forward: Callable[..., Tensor], modules: Sequence[nn.Module], *inputs: Tensor
 ) -> tuple[Call, Tensor]:
-    """What runs `forward` and its backward pass, to inputs and weights; and the result, for the part that follows."""
+    """Return a call of `forward` and its backward pass to inputs and weights, and the result for the next part."""
     inputs = tuple(x.detach().requires_grad_(x.is_floating_point()) for x in inputs)
-    wanted = [x for x in inputs if x.requires_grad] + [p for module in learned for p in module.parameters()]
+    wanted = [x for x in inputs if x.requires_grad] + [p for module in modules for p in module.parameters()]
     with fabric.autocast():
         result = forward(*inputs).detach()
     gradient = torch.randn_like(result)
@@ -114,79 +121,85 @@ def both_ways(
     return call, result
 
 
-def parts(config: TrainConfig, fabric: Fabric, model: Discovery, images: Images) -> dict[str, Call]:
-    """The parts of a step in the order in which it runs them."""
-    order, counter = Batches(images, config, fabric, 0), itertools.count()
-    calls: dict[str, Call] = {"data": lambda: images.render(order.numbers(next(counter)), fabric.device)}
-    image = images.render(order.numbers(0), fabric.device).image
+def parts(config: TrainConfig, fabric: Fabric, model: Discovery, images: Dataset) -> dict[str, Call]:
+    """Return a call of each part of a step, in order."""
+    order, counter = TrainLoader(images, config, fabric, 0), itertools.count()
+    calls: dict[str, Call] = {"data": lambda: images.get_batch(order.indices(next(counter)), fabric.device)}
+    image = images.get_batch(order.indices(0), fabric.device).image
 
-    def add(name: str, forward: Callable[..., Tensor], learned: Sequence[nn.Module], *inputs: Tensor) -> Tensor:
-        calls[name], result = both_ways(fabric, forward, learned, *inputs)
+    def add(name: str, forward: Callable[..., Tensor], modules: Sequence[nn.Module], *inputs: Tensor) -> Tensor:
+        calls[name], result = forward_backward(fabric, forward, modules, *inputs)
         return result
 
-    encode = compiled(lambda x: model.encoder(model._prepared(x)), config)
+    encode = compiled(lambda x: model.encoder(model.normalize(x)), config)
     features = add("encoder", encode, [model.encoder], image)
-    if isinstance(module := model.slots, CutSlots):
+    module = model.slots
+    if isinstance(module, CutSlots) and isinstance(module.partition, KPartition):
         partition, position = module.partition, module.position
-        weigh = compiled(lambda x: partition.weights(position(x)), config)
-        w = add("weight network", weigh, [position, partition.net], features)
+        edge_weights = compiled(lambda x: partition.edge_weights(position(x)), config)
+        w = add("edge net", edge_weights, [position, partition.edge_net], features)
         masks = add("cut, softmax", compiled(partition._masks, config), [], w)
         with torch.no_grad(), fabric.autocast():
             positioned = position(features)
-        slots = add("pooling", compiled(module.pooled, config), [module.streams], positioned, masks)
+        slots = add("pooling", compiled(module.pooled, config), [module.branches], positioned, masks)
     else:
-        slots = add("slot attention", compiled(lambda x: module(x).slots, config), [module], features)
+        slots = add("slot module", compiled(lambda x: module(x).slots, config), [module], features)
     decode = compiled(model.decode, config)
 
-    def redraw(slots: Tensor) -> Tensor:
-        drawn = decode(slots)
-        return loss(config, image, drawn["reconstruction"], drawn["masks"])
+    def reconstruction_loss(slots: Tensor) -> Tensor:
+        decoded = decode(slots)
+        return loss(config, image, decoded.reconstruction, decoded.masks)
 
-    add("decoder, mixing, loss", redraw, [model.decoder], slots)
-    calls["clipping, Adam"] = updating(config, fabric)
+    add("decoder, mixing, loss", reconstruction_loss, [model.decoder], slots)
+    calls["clipping, Adam"] = update_call(config, fabric)
     return calls
 
 
-def updating(config: TrainConfig, fabric: Fabric) -> Call:
-    """Of a model of its own, at a rate of zero: the same gradients again and again would lead anywhere."""
+def update_call(config: TrainConfig, fabric: Fabric) -> Call:
+    """Return a call of `update` on another model, at learning rate zero: repeated gradients would ruin the weights."""
     raw, model, optimizer = learner(dataclasses.replace(config, compile="off"), fabric, lr=0.0)
     for parameter in raw.parameters():
         parameter.grad = torch.randn_like(parameter)
     return lambda: update(config, fabric, model, optimizer)
 
 
-def tails(config: TrainConfig, fabric: Fabric, decoder: BroadcastDecoder, seconds: float) -> dict[str, float]:
-    """The last layers of a BroadcastDecoder as layers and as its tail computes them, forward and backward, in turns:
-    their milliseconds, the ratio, and how far their results differ."""
-    numbers, tail = config.model, decoder.tail
-    layers: Any = decoder.layers[-tail.length :]
-    side, maps = numbers.size // 2, layers[0].in_channels
-    x = torch.randn(config.batch * numbers.slots, maps, side, side, device=fabric.device, dtype=working_type(config))
+def decoder_heads(
+    config: TrainConfig, fabric: Fabric, decoder: SpatialBroadcastDecoder, seconds: float
+) -> dict[str, float]:
+    """Compare the last layers of a decoder, layer by layer and fused, forward and backward, in turns."""
+    head = decoder.head
+    layers: Any = decoder.layers[-head.length :]
+    (height, width), channels = (side // 2 for side in config.model.image_size), layers[0].in_channels
+    shape = config.batch_size * config.model.slots.num_slots, channels, height, width
+    x = torch.randn(shape, device=fabric.device, dtype=compute_dtype(config))
     x = x.contiguous(memory_format=torch.channels_last)
-    plain, one = both_ways(fabric, compiled(lambda x: layers(x), config), [layers], x)
-    ours, other = both_ways(fabric, compiled(lambda x: tail.fast(x, layers), config), [layers], x)
-    times = clock({"plain": plain, "ours": ours}, [seconds / 2] * 2, fabric)
-    ratios = [a / b for a, b in zip(times["plain"], times["ours"], strict=True)]
-    differ = (one.float() - other.float()).abs().max() / one.float().abs().max()
+    plain, plain_result = forward_backward(fabric, compiled(lambda x: layers(x), config), [layers], x)
+    fused, fused_result = forward_backward(
+        fabric, compiled(lambda x: head.forward_fused(x, layers), config), [layers], x
+    )
+    times = measure_times({"plain": plain, "fused": fused}, [seconds / 2] * 2, fabric)
+    ratios = [a / b for a, b in zip(times["plain"], times["fused"], strict=True)]
+    difference = (plain_result.float() - fused_result.float()).abs().max() / plain_result.float().abs().max()
     return {
         "plain_ms": 1e3 * statistics.median(times["plain"]),
-        "tail_ms": 1e3 * statistics.median(times["ours"]),
-        "plain_over_tail": statistics.median(ratios),
-        "least_ratio": min(ratios),
-        "largest_ratio": max(ratios),
-        "difference": float(differ),
+        "fused_ms": 1e3 * statistics.median(times["fused"]),
+        "speedup": statistics.median(ratios),
+        "min_speedup": min(ratios),
+        "max_speedup": max(ratios),
+        "difference": float(difference),
     }
 
 
 # ----------------------------------------------------------------------------------------------------------- measuring
 
 
-def clock(runs: dict[str, Call], seconds: Sequence[float], fabric: Fabric) -> Times:
-    """Seconds a call of each takes, by round; they take turns, each for about as many `seconds` in all as it is given.
+def measure_times(runs: dict[str, Call], seconds: Sequence[float], fabric: Fabric) -> Times:
+    """Return the seconds per call of each function, by round. They take turns, for about `seconds` each in total.
 
-    The device is waited for after the calls of a turn, not between them: training does not wait either."""
+    The device is synchronised after the calls of a turn, not between them: training does not synchronise either.
+    """
 
-    def spent(run: Call, calls: int) -> float:
+    def elapsed(run: Call, calls: int) -> float:
         start = time.perf_counter()
         for _ in range(calls):
             run()
@@ -194,112 +207,114 @@ def clock(runs: dict[str, Call], seconds: Sequence[float], fabric: Fabric) -> Ti
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    for run in runs.values():  # compiles, and lets cuDNN choose
-        spent(run, 2)
-    once = [spent(run, 1) for run in runs.values()]
-    rounds = min(ROUNDS, max(3, int(sum(seconds) / sum(once))))
+    for run in runs.values():  # compiles, and lets cuDNN choose algorithms
+        elapsed(run, 2)
+    once = [elapsed(run, 1) for run in runs.values()]
+    rounds = min(NUM_ROUNDS, max(3, int(sum(seconds) / sum(once))))
     calls = [max(1, round(given / rounds / each)) for given, each in zip(seconds, once, strict=True)]
     times: Times = {name: [] for name in runs}
     for _ in range(rounds):
         for (name, run), count in zip(runs.items(), calls, strict=True):
-            times[name].append(spent(run, count) / count)
+            times[name].append(elapsed(run, count) / count)
     return times
 
 
 def flops(config: TrainConfig) -> int:
-    """Of forward and backward for one image; on the CPU, where every layer is computed as it is written."""
-    image = torch.zeros(1, 3, config.model.size, config.model.size)
+    """Return the FLOPs of forward and backward for one image, on the CPU, where no layer is fused."""
+    image = torch.zeros(1, 3, *config.model.image_size)
     with FlopCounterMode(display=False) as counter:
-        found = build(config.model)(image)
-        loss(config, image, found.reconstruction, found.masks).backward()
+        output = build(config.model)(image)
+        loss(config, image, output.reconstruction, output.masks).backward()
     return counter.get_total_flops()
 
 
-def product(config: TrainConfig, fabric: Fabric) -> tuple[Call, int]:
-    """A large square matrix product, and its FLOPs."""
-    n = PEAK_SIDE[fabric.device.type]
-    a, b = (torch.randn(n, n, device=fabric.device, dtype=working_type(config)) for _ in range(2))
+def matrix_product(config: TrainConfig, fabric: Fabric) -> tuple[Call, int]:
+    """Return a call of a large square matrix product, and its FLOPs."""
+    n = PEAK_SIZE[fabric.device.type]
+    a, b = (torch.randn(n, n, device=fabric.device, dtype=compute_dtype(config)) for _ in range(2))
     return lambda: a @ b, 2 * n**3
 
 
-def working_type(config: TrainConfig) -> torch.dtype:
-    """What convolutions and products are computed in; float32 products may use TF32 (see devices.py)."""
+def compute_dtype(config: TrainConfig) -> torch.dtype:
+    """Return the dtype of convolutions and products; float32 products may use TF32 (see devices.py)."""
     return torch.bfloat16 if config.precision == "bf16-mixed" else torch.float32
 
 
-def measured(config: TrainConfig, fabric: Fabric, seconds: float) -> dict[str, Any]:
-    """All about one preset."""
-    data = open_data(config.data, "train", config.model.size, BATCHES * config.batch, masks=False)
-    images = hold(data, fabric.device, quiet=True)
-    made = learner(config, fabric, config.lr)
-    batches = Batches(images, config, fabric, 0)
-    multiply, product_flops = product(config, fabric)
-    runs = {"product": multiply, **parts(config, fabric, made.raw, images)}
-    with batches:
-        whole: dict[str, Call] = {"step": lambda: step(config, fabric, made, batches)}
-        times = clock(whole | runs, [seconds, *[seconds / len(runs)] * len(runs)], fabric)
-    rates = [config.batch / each for each in times.pop("step")]
+def measure(config: TrainConfig, fabric: Fabric, seconds: float) -> dict[str, Any]:
+    """Return all measurements of one preset."""
+    count = NUM_BATCHES * config.batch_size
+    data = open_dataset(config.data, "train", config.model.image_size, count, masks=False)
+    images = load_to_memory(data, fabric.device, quiet=True)
+    trained = learner(config, fabric, config.lr)
+    loader = TrainLoader(images, config, fabric, 0)
+    multiply, product_flops = matrix_product(config, fabric)
+    runs = {"product": multiply, **parts(config, fabric, trained.raw, images)}
+    with loader:
+        whole: dict[str, Call] = {"step": lambda: step(config, fabric, trained, loader)}
+        times = measure_times(whole | runs, [seconds, *[seconds / len(runs)] * len(runs)], fabric)
+    rates = [config.batch_size / each for each in times.pop("step")]
     peak = product_flops / min(times.pop("product"))
     rate, work = statistics.median(rates), flops(config)
     result: dict[str, Any] = {
-        "batch": config.batch,
+        "batch_size": config.batch_size,
         "images_per_second": rate,
-        "least": min(rates),
-        "largest": max(rates),
-        "step_ms": 1e3 * config.batch / rate,
+        "min_images_per_second": min(rates),
+        "max_images_per_second": max(rates),
+        "step_ms": 1e3 * config.batch_size / rate,
         "parts_ms": {name: 1e3 * statistics.median(each) for name, each in times.items()},
         "gflop_per_image": work / 1e9,
         "tflops": work * rate / 1e12,
         "peak_tflops": peak / 1e12,
         "of_peak": work * rate / peak,
     }
-    decoder = made.raw.decoder
-    if isinstance(decoder, BroadcastDecoder) and decoder.tail.able and working_type(config) != torch.float32:
-        result["tails"] = tails(config, fabric, decoder, seconds)
+    decoder, is_half = trained.raw.decoder, compute_dtype(config) != torch.float32
+    if isinstance(decoder, SpatialBroadcastDecoder) and decoder.head.has_kernels and is_half:
+        result["decoder_head"] = decoder_heads(config, fabric, decoder, seconds)
     return result
 
 
-# ------------------------------------------------------------------------------------------------------------- telling
+# ------------------------------------------------------------------------------------------------------------- output
 
 
 def table(*heads: str, rows: Sequence[Sequence[str]]) -> Table:
-    made = Table(heads[0], box=box.MARKDOWN)
+    result = Table(heads[0], box=box.MARKDOWN)
     for head in heads[1:]:
-        made.add_column(head, justify="right")
+        result.add_column(head, justify="right")
     for row in rows:
-        made.add_row(*row)
-    return made
+        result.add_row(*row)
+    return result
 
 
-def tell(console: Console, name: str, result: dict[str, Any]) -> None:
+def print_result(console: Console, name: str, result: dict[str, Any]) -> None:
     each: dict[str, float] = result["parts_ms"]
     total, whole = sum(each.values()), result["step_ms"]
     rows = [(part, f"{ms:.3f}", f"{ms / total:.1%}") for part, ms in each.items()]
     rows += [("sum of the parts", f"{total:.3f}", "100.0%"), ("the whole step", f"{whole:.3f}", f"{whole / total:.1%}")]
-    rate, least, largest = (a_second(result[key]) for key in ("images_per_second", "least", "largest"))
-    console.print(f"\n{name}, batch {result['batch']}: {rate} images a second ({least} to {largest})")
+    rate, low, high = (format_rate(result[f"{prefix}images_per_second"]) for prefix in ("", "min_", "max_"))
+    console.print(f"\n{name}, batch size {result['batch_size']}: {rate} images/s ({low} to {high})")
     console.print(table("part", "ms", "of the sum", rows=rows))
-    if "tails" in result:
-        told = "plain layers {plain_ms:.3f} ms, Tail {tail_ms:.3f} ms, {plain_over_tail:.2f} times as fast "
-        told += "({least_ratio:.2f} to {largest_ratio:.2f}), results {difference:.0e} apart"
-        console.print("tail of the decoder: " + told.format(**result["tails"]))
+    if "decoder_head" in result:
+        text = "layer by layer {plain_ms:.3f} ms, fused {fused_ms:.3f} ms, {speedup:.2f} times as fast "
+        text += "({min_speedup:.2f} to {max_speedup:.2f}), relative difference {difference:.0e}"
+        console.print("decoder head: " + text.format(**result["decoder_head"]))
 
 
-def a_second(rate: float) -> str:
+def format_rate(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def summary(results: dict[str, dict[str, Any]]) -> Table:
-    heads = ("preset", "batch", "images a second", "ms a step", "GFLOP an image", "TFLOP/s", "peak TFLOP/s", "of peak")
+    heads = ("preset", "batch size", "images/s", "ms/step", "GFLOP/image", "TFLOP/s", "peak TFLOP/s", "of peak")
     rows = []
     for name, result in results.items():
-        rate = a_second(result["images_per_second"])
+        rate = format_rate(result["images_per_second"])
         work = f"{result['gflop_per_image']:.2f}", f"{result['tflops']:.3g}", f"{result['peak_tflops']:.3g}"
-        rows.append((name, str(result["batch"]), rate, f"{result['step_ms']:.1f}", *work, f"{result['of_peak']:.1%}"))
+        speed = rate, f"{result['step_ms']:.1f}"
+        rows.append((name, str(result["batch_size"]), *speed, *work, f"{result['of_peak']:.1%}"))
     return table(*heads, rows=rows)
 
 
-def circumstances(config: TrainConfig, cuda: bool) -> dict[str, Any]:
+def conditions(config: TrainConfig, cuda: bool) -> dict[str, Any]:
     return {
         "date": time.strftime("%d %B %Y"),
         "device": torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} CPU threads",
@@ -312,27 +327,27 @@ def circumstances(config: TrainConfig, cuda: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--presets", nargs="+", choices=IMAGES, help="default tiny, or all for images on CUDA")
+    parser.add_argument("--presets", nargs="+", choices=IMAGE_PRESETS, help="default tiny, or all for images on CUDA")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--compile", default="auto", choices=("auto", "on", "off"), help="auto: on for CUDA")
-    parser.add_argument("--seconds", type=float, default=10.0, help="for the step, as many for its parts together")
-    parser.add_argument("--batch", type=int, help="default: the preset's")
-    parser.add_argument("--json", type=Path, help="write all of it here")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for the step, and as many for its parts together")
+    parser.add_argument("--batch-size", type=int, help="default: the preset's")
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
     args = parser.parse_args()
     fabric, console = make_fabric(args.device), Console(width=140, highlight=False)
     cuda = fabric.device.type == "cuda"
     configs = {
-        name: resolved(dataclasses.replace(PRESETS[name], accelerator=args.device, compile=args.compile))
-        for name in args.presets or (IMAGES if cuda else ["tiny"])
+        name: resolve(dataclasses.replace(PRESETS[name], accelerator=args.device, compile=args.compile))
+        for name in args.presets or (IMAGE_PRESETS if cuda else ["tiny"])
     }
-    facts = circumstances(next(iter(configs.values())), cuda)
+    facts = conditions(next(iter(configs.values())), cuda)
     console.print(", ".join(facts.values()))
     results: dict[str, dict[str, Any]] = {}
     for name, config in configs.items():
-        torch.compiler.reset()  # else shapes that differ from the last preset's are compiled as unknown
-        config = dataclasses.replace(config, batch=args.batch or config.batch)
-        results[name] = measured(config, fabric, args.seconds)
-        tell(console, name, results[name])
+        torch.compiler.reset()  # otherwise other shapes than those of the last preset are compiled as dynamic
+        config = dataclasses.replace(config, batch_size=args.batch_size or config.batch_size)
+        results[name] = measure(config, fabric, args.seconds)
+        print_result(console, name, results[name])
         if args.json:
             args.json.write_text(json.dumps({**facts, "presets": results}, indent=1))
     console.print()

@@ -1,11 +1,13 @@
-"""27 matching instances from the Cora citation graph (Wilder, Dilkina and Tambe, 2019).
+"""Build 27 matching instances from the Cora citation graph (Wilder, Dilkina and Tambe, 2019).
 
-An instance has two sides of 50 papers; a pair is right if one cites the other. From the public files, and always the
-same: METIS parts the graph into 27; every part is trimmed or filled to 100 papers, by how many citations a paper has
-inside; each hundred is split into halves by a local search for the split that most citations cross, best of 20 starts.
+An instance has two sides of 50 papers; a pair is correct if one cites the other. Instances are built from the public
+files, deterministically:
 
-`load` takes what it is given: a folder with cora.content and cora.cites (LINQS), one with ind.cora.* (Planetoid), or an
-instances.npz.
+1. METIS partitions the graph into 27 parts.
+2. Every part is trimmed or filled to 100 papers, by the number of citations of a paper within the part.
+3. A local search splits each part into halves such that many citations cross; the best of 20 starts is used.
+
+`load` reads a folder with cora.content and cora.cites (LINQS), one with ind.cora.* (Planetoid), or an instances.npz.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class Instances(NamedTuple):
 
 
 def load(source: Path) -> Instances:
-    """The instances of an .npz, or built from the public files in a folder."""
+    """Return the instances of an .npz file, or build them from the public files in a folder."""
     if source.is_dir():
         return build(*read_public(source))
     if source.suffix != ".npz":
@@ -57,7 +59,7 @@ def save(instances: Instances, file: Path) -> None:
 
 
 def read_public(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Words (papers, words) uint8 and citations (n, 2), each pair once, from either public distribution."""
+    """Return words (papers, words) uint8 and citations (n, 2), each pair once, from either public distribution."""
     if (folder / "cora.content").is_file() and (folder / "cora.cites").is_file():
         return _read_linqs(folder)
     if (folder / "ind.cora.allx").is_file():
@@ -67,19 +69,19 @@ def read_public(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _read_linqs(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     rows = [line.split("\t") for line in (folder / "cora.content").read_text().splitlines()]
-    number = {row[0]: i for i, row in enumerate(rows)}
+    index = {row[0]: i for i, row in enumerate(rows)}
     words = np.array([row[1:-1] for row in rows], dtype=np.uint8)
     pairs = [line.split() for line in (folder / "cora.cites").read_text().splitlines()]
-    return words, _tidy([(number[a], number[b]) for a, b in pairs if a in number and b in number])
+    return words, _tidy([(index[a], index[b]) for a, b in pairs if a in index and b in index])
 
 
 def _read_planetoid(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Papers of `tx` go to the places that test.index gives them; the others are in order."""
+    """Papers of `tx` have the indices that test.index lists; the others are in order."""
     allx, tx, graph = (read_pickle(folder / f"ind.cora.{name}") for name in ("allx", "tx", "graph"))
-    places = np.array((folder / "ind.cora.test.index").read_text().split(), dtype=int)
+    test_indices = np.array((folder / "ind.cora.test.index").read_text().split(), dtype=int)
     words = np.zeros((max(len(graph), allx.shape[0] + tx.shape[0]), allx.shape[1]), dtype=np.uint8)
     words[: allx.shape[0]] = allx.toarray() > 0
-    words[places] = tx.toarray() > 0
+    words[test_indices] = tx.toarray() > 0
     return words, _tidy([(int(a), int(b)) for a, others in graph.items() for b in others])
 
 
@@ -87,8 +89,8 @@ def _tidy(pairs: Sequence[tuple[int, int]]) -> np.ndarray:
     return np.array(sorted({(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}), dtype=np.int64)
 
 
-# What a pickle of arrays names, by its old and new places. Anything else might run code.
-HARMLESS = {
+# The classes of a pickle of arrays, in old and new versions of the libraries. Anything else might run code.
+ALLOWED_CLASSES = {
     ("numpy.core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "_reconstruct"),
     ("numpy", "ndarray"),
@@ -103,15 +105,15 @@ HARMLESS = {
 
 class ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in HARMLESS:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no array")
+        if (module, name) not in ALLOWED_CLASSES:
+            raise pickle.UnpicklingError(f"it contains {module}.{name}, which is not an array")
         if name == "csr_matrix":
             return sparse.csr_matrix
         return super().find_class(module, name)
 
 
 def read_pickle(file: Path) -> Any:
-    """Arrays from a pickle of Python 2 or 3; whatever else it holds is refused before it is made."""
+    """Return the arrays of a pickle of Python 2 or 3. Other objects are refused before they are constructed."""
     try:
         return ArraysOnly(io.BytesIO(file.read_bytes()), encoding="latin1").load()
     except FileNotFoundError:
@@ -124,20 +126,20 @@ def read_pickle(file: Path) -> Any:
 
 
 def build(words: np.ndarray, cites: np.ndarray, parts: int = PARTS, papers: int = PAPERS) -> Instances:
-    """Deterministic: METIS is seeded and so is every start of the local search."""
+    """Return the instances. METIS and every start of the local search are seeded."""
     count = len(words)
     if count < parts * papers:
         raise ValueError(f"there are {count} papers; expected at least {parts} x {papers}")
     graph = sparse.coo_matrix((np.ones(len(cites)), cites.T), shape=(count, count)).tocsr()
     graph = ((graph + graph.T) > 0).astype(np.int64)
-    groups = even(graph, _metis(graph, parts), papers)
-    made = []
-    for number, group in enumerate(groups):
+    groups = equalize(graph, _metis(graph, parts), papers)
+    instances = []
+    for i, group in enumerate(groups):
         inside = graph[group][:, group].toarray()
-        side = largest_cut(inside, np.random.default_rng(number))
+        side = largest_cut(inside, np.random.default_rng(i))
         left, right = group[side], group[~side]
-        made.append((words[left], words[right], graph[left][:, right].toarray().astype(np.uint8)))
-    return Instances(*(np.stack(part) for part in zip(*made, strict=True)))
+        instances.append((words[left], words[right], graph[left][:, right].toarray().astype(np.uint8)))
+    return Instances(*(np.stack(part) for part in zip(*instances, strict=True)))
 
 
 def _metis(graph: sparse.csr_matrix, parts: int) -> np.ndarray:
@@ -148,9 +150,12 @@ def _metis(graph: sparse.csr_matrix, parts: int) -> np.ndarray:
     return np.asarray(labels)
 
 
-def even(graph: sparse.csr_matrix, labels: np.ndarray, papers: int) -> list[np.ndarray]:
-    """Every part with `papers` members: those with the fewest citations inside leave; the free ones that have the most
-    citations into a part that is short of members join it."""
+def equalize(graph: sparse.csr_matrix, labels: np.ndarray, papers: int) -> list[np.ndarray]:
+    """Return the members of every part, `papers` each.
+
+    Parts that are too large lose the papers with the fewest citations inside. Parts that are too small gain the free
+    papers with the most citations into them.
+    """
     labels = labels.copy()
     for part in range(labels.max() + 1):
         members = np.flatnonzero(labels == part)
@@ -165,8 +170,10 @@ def even(graph: sparse.csr_matrix, labels: np.ndarray, papers: int) -> list[np.n
 
 
 def largest_cut(graph: np.ndarray, rng: np.random.Generator, starts: int = STARTS) -> np.ndarray:
-    """One half (as a boolean mask) of the balanced split that most edges cross: from random halves, the best swap of
-    two papers is made as long as one helps."""
+    """Return one half, as a boolean mask, of a balanced split that many edges cross.
+
+    From random halves, the best swap of two papers is made as long as one increases the number of edges that cross.
+    """
     n = len(graph)
     best, best_value = np.zeros(n, dtype=bool), -1
     for _ in range(starts):
@@ -174,7 +181,7 @@ def largest_cut(graph: np.ndarray, rng: np.random.Generator, starts: int = START
         side[rng.permutation(n)[: n // 2]] = True
         while True:
             sign = np.where(side, 1, -1)
-            gain = sign * (graph @ sign)  # edges to one's own side less those across: what moving over gains
+            gain = sign * (graph @ sign)  # edges within the own side minus edges across: the gain of moving
             swap = gain[side][:, None] + gain[~side][None] + 2 * graph[side][:, ~side]
             if swap.max() <= 0:
                 break
@@ -188,10 +195,11 @@ def largest_cut(graph: np.ndarray, rng: np.random.Generator, starts: int = START
 
 
 def checksum(instances: Instances) -> int:
-    """Tells instances apart."""
+    """Return a checksum that identifies the instances."""
     return zlib.crc32(b"".join(np.ascontiguousarray(part).tobytes() for part in instances))
 
 
 def facts(instances: Instances) -> dict[str, float]:
+    """Return the mean number of citations that cross an instance and the mean size of its largest matching."""
     sizes = [(maximum_bipartite_matching(sparse.csr_matrix(y)) >= 0).sum() for y in instances.cites]
     return {"crossing": float(instances.cites.sum((1, 2)).mean()), "largest matching": float(np.mean(sizes))}

@@ -1,11 +1,11 @@
-"""Moving objects: what the cut brings, what learned matching brings, what the join of slots over time brings.
+"""Videos: what the cut, learned matching and the association of slots over time contribute. Writes docs/moving.md.
 
-    python -m experiments.moving --runs runs/moving --docs docs    # trains what is missing, judges, writes the table
-    python -m experiments.moving ... --together                    # all trainings at once on one GPU
+    python -m experiments.moving --runs runs/moving --docs docs    # trains and evaluates what is missing, writes
+    python -m experiments.moving ... --parallel                    # all training runs at once on one GPU
 
-Every row is `movi11` with a few numbers changed, trained for the same time on `moving` scenes; every model is judged on
-unseen films by every join it can be followed with, and with masks as read (cutslots.reading) by the join by area.
-Interrupted, the same command goes on.
+Every run is preset `ours-video` with a few options changed, trained for the same time on `moving` scenes. Every model
+is evaluated on test videos with every association that it has, and with refined masks by its default association.
+Run the same command again to resume.
 """
 
 from __future__ import annotations
@@ -16,52 +16,63 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tyro
 
-from cutslots.data import open_films
 from cutslots.devices import make_fabric
-from cutslots.disk import read_lines, write_atomically
-from cutslots.evaluate import judge, watch
-from cutslots.model import PairDiscovery, VolumeDiscovery, load
-from cutslots.report import sheet
-from cutslots.scenes.files import png
-from cutslots.track import Join
+from cutslots.evaluation.evaluate import evaluate_model
+from cutslots.evaluation.published import PAPER, published_results
+from cutslots.evaluation.visualize import visualization_grid, visualize_videos
+from cutslots.files import read_lines, write_atomically
+from cutslots.models.checkpoints import load
+from cutslots.scenes import Scenes
+from cutslots.viz.images import encode_png
 
-STILLS = ["--frames", "1", "--batch", "32"]
-ATTENTION = ["--module", "attention", "--area-price", "0"]
-RUNS: dict[str, tuple[str, str, list[str]]] = {  # model, trained on, what differs from movi11
-    "cut-pairs-0": ("cut", "matched pairs", []),
-    "cut-pairs-1": ("cut", "matched pairs", ["--seed", "1"]),
-    "cut-frames-0": ("cut", "single frames", STILLS),
-    "attention-pairs-0": ("Slot Attention", "matched pairs", ATTENTION),
-    "attention-frames-0": ("Slot Attention", "single frames", [*ATTENTION, *STILLS]),
-    "volume-0": ("cut through time", "clips of 2 frames", ["--volume"]),
+
+class Run(NamedTuple):
+    method: str
+    trained_on: str
+    changes: list[str]  # of preset ours-video
+
+
+FRAMES = ["--model", "discovery", "--batch-size", "32"]
+SLOT_ATTENTION = ["--slots", "slot-attention", "--loss.foreground-penalty", "0"]
+SPACETIME = ["--model", "spacetime-discovery", "--slots.partition", "spacetime-cut"]
+RUNS = {
+    "cut-pairs-0": Run("cut", "matched pairs", []),
+    "cut-pairs-1": Run("cut", "matched pairs", ["--seed", "1"]),
+    "cut-frames-0": Run("cut", "single frames", FRAMES),
+    "slot-attention-pairs-0": Run("Slot Attention", "matched pairs", SLOT_ATTENTION),
+    "slot-attention-frames-0": Run("Slot Attention", "single frames", [*SLOT_ATTENTION, *FRAMES]),
+    "spacetime-0": Run("spacetime cut", "clips of 2 frames", SPACETIME),
 }
-ROWS = {  # what slots are joined over time by, and what the names of the masks' scores begin with
-    ("matching", ""): "learned matching",
-    ("hungarian", ""): "Hungarian",
-    ("area", ""): "by area (ours)",
-    ("area", "joined_"): "by area, masks read and joined",
+ROWS = {  # association and prefix of metrics, with their names in the table
+    ("learned", ""): ("learned matching", "decoder"),
+    ("hungarian", ""): ("Hungarian", "decoder"),
+    ("area", ""): ("area (ours)", "decoder"),
+    ("area", "refined_"): ("area (ours)", "refined"),
+    ("overlap", ""): ("none: one cut of the video", "decoder"),
+    ("overlap", "refined_"): ("none: one cut of the video", "refined"),
 }
-SCORES = ("ari_fg", "ari", "frame_ari_fg", "frame_ari")
+METRICS = ("ari_fg", "ari", "frame_ari_fg", "frame_ari")
+START, END = "<!-- table -->\n", "<!-- end of table -->"
 
 
 @dataclasses.dataclass
 class Options:
     runs: Path
-    """Where the run folders are, or come to be."""
+    """Folder of the run folders."""
     docs: Path
-    """Where moving.json, the table in moving.md and moving.png are written."""
-    minutes: float = 8.2
-    """Of training, for each run."""
-    films: int = 64
-    """Of the test split, to judge by."""
-    together: bool = False
+    """Folder of moving.json, moving.md and img/moving.png."""
+    max_minutes: float = 8.2
+    """Training time of each run."""
+    num_videos: int = 64
+    """Videos of the test split to evaluate on."""
+    parallel: bool = False
     """Train all runs at once, sharing the device."""
     shown: str = "cut-frames-0"
-    """The run in the picture."""
+    """The run in the figure."""
 
 
 def main(options: Options) -> None:
@@ -70,20 +81,21 @@ def main(options: Options) -> None:
     results = json.loads(path.read_text()) if path.is_file() else {}
     fabric = make_fabric("auto", 1, 1, "auto")
     for name in RUNS:
-        facts = {"training": training_facts(options.runs / name), "films": options.films}
+        facts = {"training": training_facts(options.runs / name), "videos": options.num_videos}
         if any(results.get(name, {}).get(key) != value for key, value in facts.items()):
             results[name] = {**facts, "scores": {}}
         scores = results[name]["scores"]
         model = load(options.runs / name, fabric.device)
-        missing = [join for join in joins(model) if not is_judged(join, scores)]
-        films = open_films("moving", "test", model.config.size, options.films)
-        films = films.cache(options.runs / f"films-{options.films}", fabric.device)  # type: ignore[union-attr, assignment]
+        missing = [association for association in model.associations if not is_evaluated(association, scores)]
+        scenes = Scenes("moving", "test", model.image_size, count=options.num_videos)
+        videos = scenes.cache(options.runs / f"videos-{options.num_videos}", fabric.device)
         if name == options.shown and not (options.docs / "img" / "moving.png").is_file():
-            pictures = watch(model, films, fabric, 1).films[0].some(6)
-            write_atomically(options.docs / "img" / "moving.png", png(sheet(pictures)))
-        for join in missing:
-            means = judge(model, films, fabric, title=f"{name}, {join}", join=join).means()
-            scores[join] = means | scores.get(join, {})  # what is recorded stays
+            shown = visualize_videos(model, videos, fabric, 1).videos[0].subsample(6)
+            write_atomically(options.docs / "img" / "moving.png", encode_png(visualization_grid(shown)))
+        for association in missing:
+            title = f"{name}, {association}"
+            means = evaluate_model(model, videos, fabric, title=title, association=association).means()
+            scores[association] = means | scores.get(association, {})  # recorded values stay
             results[name]["date"] = f"{datetime.date.today()}"
             write_atomically(path, json.dumps(results, indent=1).encode())
     write_table(options.docs / "moving.md", results)
@@ -91,61 +103,56 @@ def main(options: Options) -> None:
 
 
 def train(options: Options) -> None:
-    waiting: list[subprocess.Popen[bytes]] = []
-    for name, (_, _, changes) in RUNS.items():
+    processes: list[subprocess.Popen[bytes]] = []
+    for name, run in RUNS.items():
         if (options.runs / name / "model.safetensors").is_file() and not (options.runs / name / "state.pt").is_file():
-            continue  # weights that were brought here
-        command = [sys.executable, "-m", "cutslots", "train", "movi11", "--steps", "1000000", *changes]
-        command += ["--minutes", str(options.minutes), "--out", str(options.runs / name)]
-        waiting.append(subprocess.Popen([*command, "--cache", str(options.runs / "cache")]))
-        if not options.together and waiting[-1].wait():
+            continue  # trained on another machine, where the training state remained
+        command = [sys.executable, "-m", "cutslots", "train", "ours-video", "--max-steps", "1000000", *run.changes]
+        command += ["--max-minutes", str(options.max_minutes), "--out", str(options.runs / name)]
+        processes.append(subprocess.Popen([*command, "--cache-dir", str(options.runs / "cache")]))
+        if not options.parallel and processes[-1].wait():
             break
-    if any([process.wait() for process in waiting]):
-        sys.exit("a training failed or was interrupted; the same command goes on")
+    if any([process.wait() for process in processes]):
+        sys.exit("a training run failed or was interrupted; run the same command again to resume")
 
 
 def training_facts(run: Path) -> dict[str, Any]:
-    """Seed, steps and seconds, as the run noted them."""
+    """Return the seed, steps and seconds of a run."""
     last = [line for line in read_lines(run / "metrics.jsonl") if "loss" in line][-1]
     seed = json.loads((run / "run.json").read_text())["seed"]
     return {"seed": seed, "steps": last["step"], "seconds": round(last["seconds"])}
 
 
-def joins(model: Any) -> list[Join]:
-    """What the slots of a model can be joined by."""
-    if isinstance(model, VolumeDiscovery):
-        return ["area"]  # whole films are one cut: nothing is joined
-    return ["matching", "hungarian", "area"] if isinstance(model, PairDiscovery) else ["hungarian", "area"]
-
-
-def is_judged(join: str, scores: dict[str, Any]) -> bool:
-    """Whether every row of this join has its scores."""
-    return all(prefix + SCORES[0] in scores.get(join, {}) for each, prefix in ROWS if each == join)
+def is_evaluated(association: str, scores: dict[str, Any]) -> bool:
+    """Return whether every row of this association has its metrics."""
+    return all(prefix + METRICS[0] in scores.get(association, {}) for each, prefix in ROWS if each == association)
 
 
 def write_table(path: Path, results: dict[str, Any]) -> None:
-    """Puts the table between its two marks."""
-    heads = "slots | trained on | joined over time by | seed | steps | ARI-FG | ARI | by frame | by frame | switches"
-    lines = [f"| {heads} |", "|---|---|---|---|---|---|---|---|---|---|"]
-    for name, (kind, data, _) in RUNS.items():
+    """Replace the table between its two marks."""
+    before, rest = path.read_text().split(START)
+    after = rest.split(END)[1]
+    write_atomically(path, (before + START + table(results) + END + after).encode())
+
+
+def table(results: dict[str, Any]) -> str:
+    heads = "method | trained on | association | masks | seed | steps"
+    heads += " | ARI-FG | ARI | ARI-FG per frame | ARI per frame | ID switches"
+    lines = [f"| {heads} |", "|" + "---|" * (heads.count("|") + 1)]
+    for name, run in RUNS.items():
         facts, scores = results[name]["training"], results[name]["scores"]
-        for (join, prefix), how in ROWS.items():
-            if join not in scores:
+        for (association, prefix), labels in ROWS.items():
+            if association not in scores:
                 continue
-            if kind == "cut through time":
-                how = "one cut of the film" + (", masks read and joined" if prefix else "")
-            cells = [kind, data, how, str(facts["seed"]), f"{facts['steps']:,}"]
-            cells += [f"{100 * scores[join][prefix + score]:.1f}" for score in SCORES]
-            cells.append(f"{scores[join][f'{prefix}switches']:.1f}")
-            lines.append("| " + " | ".join(cells) + " |")
-    lines += [
-        "| Slot Attention | single frames | Hungarian, published, MOVi-A | | | 4.2 | 0.3 | | | |",
-        "| the paper | matched pairs | published, MOVi-A | | | 65.6 | 77.7 | | | |",
-    ]
-    before, rest = path.read_text().split("<!-- table -->\n")
-    after = rest.split("<!-- end of table -->")[1]
-    text = before + "<!-- table -->\n" + "\n".join(lines) + "\n<!-- end of table -->" + after
-    write_atomically(path, text.encode())
+            means = scores[association]
+            cells = [run.method, run.trained_on, *labels, str(facts["seed"]), f"{facts['steps']:,}"]
+            cells += [f"{100 * means[prefix + metric]:.1f}" for metric in METRICS]
+            lines.append("| " + " | ".join([*cells, f"{means[prefix + 'id_switches']:.1f}"]) + " |")
+    for dataset, method, metrics in published_results(["moving"]):
+        row = "the paper | matched pairs |" if method == PAPER else "Slot Attention | single frames | Hungarian"
+        scores = f"{metrics['ari_fg']} | {metrics['ari']}"
+        lines.append(f"| {row.replace(' |', f', published, {dataset} |', 1)} | | | | {scores} | | | |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

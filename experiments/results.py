@@ -1,43 +1,65 @@
-"""docs/results.md: tables, curves and pictures from the records of runs (see experiments/table.py)."""
+"""Write docs/results.json and the generated parts of docs/results.md from run folders (see experiments/table.py).
+
+    python -m experiments.results --docs docs    # tables and curves again, from docs/results.json alone
+
+A generated part of the page lies between the lines <!-- NAME --> and <!-- end -->, NAME being a function below.
+"""
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tyro
 
-from cutslots.disk import read_lines, write_atomically
-from cutslots.report import KINDS, PAPER
+from cutslots.evaluation.labels import EVALUATED_MASKS
+from cutslots.evaluation.published import PAPER, published_results
+from cutslots.files import read_lines, write_atomically
 
 Record = dict[str, Any]
-CALLED = {
+COMPARISON = {  # methods and their names in tables
     "paper": "cut, the paper's preset",
-    "free": "cut in our network",
-    "ground": "the same, background anchored",
-    "anchored": "the same, all cuts anchored",
-    "attention": "Slot Attention in our network",
-    "softmax": "softmax control in our network",
+    "free": "cut, free terminals",
+    "background-anchored": "cut, background anchored",
+    "anchored": "cut, all anchored",
+    "slot-attention": "Slot Attention",
+    "softmax": "no-cut ablation (softmax)",
 }
 OURS = {
-    "softmax-plain-0": "softmax control, 12 slots",
-    "ground-textured-1": "cut (`best`), textures whole from step 5,000",
-    "near-textured-1": "the same, gone on with, half of the scenes near",
-    "softmax-textured-0": "softmax control, textures whole from step 3,500",
-    "softmax-textured-1": "softmax control, textures whole from step 7,000",
+    "softmax-plain-0": "no-cut ablation (softmax), 12 slots",
+    "background-anchored-textured-1": "cut (`ours`), texture ramp to step 5,000",
+    "low-contrast-textured-1": "the same, fine-tuned, half of the scenes of low contrast",
+    "softmax-textured-0": "no-cut ablation (softmax), texture ramp to step 3,500",
+    "softmax-textured-1": "no-cut ablation (softmax), texture ramp to step 7,000",
 }
-RISING = {"ground": "cut (`best`)", "softmax": "softmax control", "attention": "Slot Attention"}
-# Whose weights are in the package, by what they have learned from.
-SHIPPED = {"plain": "ours/softmax-plain-0", "textured": "ours/near-textured-1"}
+SCHEDULE = {
+    "background-anchored": "cut (`ours`)",
+    "softmax": "no-cut ablation (softmax)",
+    "slot-attention": "Slot Attention",
+}
+BLENDER = {
+    "blender/scratch-0": "Blender scenes only",
+    "comparison/free-textured-0": "built-in scenes only",
+    "ours/background-anchored-textured-1": "built-in scenes only, texture ramp",
+    "blender/pretrained-1": "the same, then Blender scenes",
+}
+# The runs of the checkpoints that come with the package, by the family of their training data.
+CHECKPOINTS = {
+    "plain": ("plain-128", "ours/softmax-plain-0"),
+    "textured": ("textured-128", "ours/low-contrast-textured-1"),
+}
 FAMILIES = ("plain", "textured", "ood", "camo")
-IN_PER_CENT = ("ari_fg", "ari", "miou", "miou_fg", "miou_gt")
-STUDIES = {
-    "base": "base: cut, reach 0.71 px, temperature 0.5, gamma 0.5, mean, background by cuts, signed",
-    "softmax": "no program: softmax of the same network",
-    "attention": "Slot Attention",
+PERCENT_METRICS = ("ari_fg", "ari", "miou", "miou_fg", "miou_gt")
+MASKS = ("decoder", "refined", "high-recall")
+ABLATIONS = {
+    "base": "base: cut, reach 0.71 px, temperature 0.5, gamma 0.5, image mean, background by cuts, signed weights",
+    "softmax": "no-cut ablation (softmax)",
+    "slot-attention": "Slot Attention",
     "reach-2": "reach 2 px",
     "reach-4": "reach 4 px",
     "reach-8": "reach 8 px",
@@ -45,49 +67,56 @@ STUDIES = {
     "temperature-1": "temperature 1",
     "gamma-0.1": "gamma 0.1",
     "gamma-2": "gamma 2",
-    "pool-weighted": "mask-weighted mean",
+    "mask-mean": "mask mean",
     "background-none": "no background cut",
-    "relu": "weights through a ReLU",
-    "placed": "placed slots (ours)",
-    "placed-context": "placed slots, encoder with context (ours)",
-    "decoder-transposed": "the paper's decoder: transposed, 64 maps, one more layer",
-    "features-64": "64 feature maps before pooling, as the paper; the base has 128",
-    "rate-4e-4": "learning rate 4e-4, as the paper; the base has 8e-4",
-    "batch-64": "batch 64, as the paper; the base has 32",
+    "relu-weights": "edge weights through a ReLU",
+    "relative-positions": "relative positions (ours)",
+    "relative-positions-pyramid": "relative positions, feature pyramid (ours)",
+    "spatial-broadcast": "the paper's decoder: spatial broadcast, 64 channels, one extra layer",
+    "feature-dim-64": "feature dimension 64, as the paper; the base has 128",
+    "lr-4e-4": "learning rate 4e-4, as the paper; the base has 8e-4",
+    "batch-size-64": "batch size 64, as the paper; the base has 32",
     "plain-base": "plain scenes: base",
-    "plain-softmax": "plain scenes: no program",
+    "plain-softmax": "plain scenes: no-cut ablation (softmax)",
 }
 
 
-def write_results(runs: Path, docs: Path, names: Iterable[str]) -> None:
-    """Collects what run folders say into docs/results.json, and fills the marked parts of docs/results.md with it."""
-    path = docs / "results.json"
+def write_results(runs: Path | None, docs: Path, names: Iterable[str] = ()) -> None:
+    """Collect the records of finished runs in docs/results.json, and write the tables and figures of the page.
+
+    Without `runs`, the tables and curves are made from the records that are in docs/results.json.
+    """
+    path, page = docs / "results.json", docs / "results.md"
     records: dict[str, Record] = json.loads(path.read_text()) if path.is_file() else {}
-    records |= {name: record(runs / name) for name in names if (runs / name / "done").is_file()}
-    if (runs / "blocks.json").is_file():
-        records["blocks"] = json.loads((runs / "blocks.json").read_text())
-    rows = (f"{json.dumps(name)}: {json.dumps(records[name])}" for name in sorted(records))  # a line for each run
-    write_atomically(path, ("{\n" + ",\n".join(rows) + "\n}\n").encode())
-    page = docs / "results.md"
+    if runs is not None:
+        records |= {name: read_record(runs / name) for name in names if (runs / name / "done").is_file()}
+        if (runs / "fixed_grid.json").is_file():
+            records["fixed_grid"] = json.loads((runs / "fixed_grid.json").read_text())
+        rows = (f"{json.dumps(name)}: {json.dumps(records[name])}" for name in sorted(records))  # a line for each run
+        write_atomically(path, ("{\n" + ",\n".join(rows) + "\n}\n").encode())
+    write_atomically(page, fill(page, records).encode())
+    draw_curves(records, docs / "img" / "results-curves.png")
+    if runs is not None:
+        draw_images(runs, docs / "img")
+    print(f"wrote {page} and figures in {docs / 'img'}")
+
+
+def fill(page: Path, records: dict[str, Record]) -> str:
+    """Return the text of the page with its generated parts replaced."""
     text = page.read_text()
-    makers = (bars, ours, rising, headline, studies, plateau, renders)
-    parts = {make.__name__: make for make in makers}
-    for name, make in parts.items():
-        before, mark, rest = text.partition(f"<!-- {name} -->\n")
+    for make in GENERATED:
+        before, mark, rest = text.partition(f"<!-- {make.__name__} -->\n")
         if not mark:
-            raise ValueError(f"{page} has no place for {name}; expected the line <!-- {name} -->")
+            raise ValueError(f"{page} has no place for {make.__name__}; expected the line <!-- {make.__name__} -->")
         _, end, after = rest.partition("<!-- end -->")
         if not end:
-            raise ValueError(f"{page} has no line <!-- end --> after <!-- {name} -->")
+            raise ValueError(f"{page} has no line <!-- end --> after <!-- {make.__name__} -->")
         text = before + mark + make(records) + end + after
-    write_atomically(page, text.encode())
-    draw_curves(records, docs / "img" / "results-curves.png")
-    draw_pictures(runs, docs / "img")
-    print(f"wrote {path}, {page} and pictures in {docs / 'img'}")
+    return text
 
 
-def record(folder: Path) -> Record:
-    """What a run folder says."""
+def read_record(folder: Path) -> Record:
+    """Return the record of a run folder."""
     lines = read_lines(folder / "metrics.jsonl")
     losses = {line["step"]: line for line in lines if "loss" in line}
     last = losses[max(losses)]
@@ -96,29 +125,30 @@ def record(folder: Path) -> Record:
         for line in lines
         if "ari_fg" in line.get("val", {})
     ]
+    refined = [
+        [line["step"], line["val"]["refined_ari_fg"], line["val"]["refined_miou"]]
+        for line in lines
+        if "refined_ari_fg" in line.get("val", {})
+    ]
     run = json.loads((folder / "run.json").read_text())
     speed = float(np.median([line["images_per_second"] for line in losses.values()]))
-    found = {
+    blender_scores = _scores(folder / "blender" / "results.json")
+    return {
         "seed": run["seed"],
         "steps": last["step"],
-        "batch": run["batch"],
+        "batch_size": run["batch_size"],
         "seconds": round(last["seconds"]),
         "images_per_second": round(speed),
         "machine": json.loads((folder / "machine.json").read_text()),
         "curve": curve,
-        "joined": [
-            [line["step"], line["val"]["joined_ari_fg"], line["val"]["joined_miou"]]
-            for line in lines
-            if "joined_ari_fg" in line.get("val", {})
-        ],
+        "refined": refined,
         "scores": _scores(folder / "evaluation" / "results.json"),
-        "renders": {Path(name).name: told for name, told in _scores(folder / "renders" / "results.json").items()},
+        "blender": {Path(name).name: scores for name, scores in blender_scores.items()},
     }
-    return found
 
 
 def _seconds(losses: dict[int, Any], step: int) -> float:
-    """When a step was done: losses are not noted at every one, so between its neighbours."""
+    """Return the time of a step, interpolated between the steps at which losses were logged."""
     steps = sorted(losses)
     return float(np.interp(step, steps, [losses[known]["seconds"] for known in steps]))
 
@@ -130,100 +160,140 @@ def _scores(file: Path) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------------------- tables
 
 
-def bars(records: dict[str, Record]) -> str:
-    """The weights that are shipped against the paper's figures on the sets that the families stand for."""
+def summary(records: dict[str, Record]) -> str:
+    """Return the refined masks of the shipped checkpoints next to the published results."""
     rows = []
     for family in FAMILIES:
-        scores = records.get(shipped(family), {}).get("scores", {}).get(family, {})
-        iou, fg, _ = PAPER[family][1]["the paper"]
-        for kind in ("decoder", "joined", "eager"):
-            if KINDS[kind] + "miou" not in scores:
-                continue
-            cells = [family, kind]
-            for name, bar in (("ari_fg", fg), ("miou", iou)):
-                ours = 100 * scores[KINDS[kind] + name]
-                cells += [f"{ours:.1f}", f"{bar:.1f}", "held" if ours >= bar else "missed"]
-            rows.append(cells)
+        checkpoint, run = CHECKPOINTS[trained_on(family)]
+        scores = records.get(run, {}).get("scores", {}).get(family, {})
+        if "refined_miou" not in scores:
+            continue
+        published = published_results([family])
+        cells = [family, f"`{checkpoint}`", published[0].dataset]
+        for metric in ("ari_fg", "miou"):
+            cells.append(f"{100 * scores[f'refined_{metric}']:.1f}")
+            cells += [f"{result.metrics[metric]:.1f}" for result in reversed(published)]
+        rows.append(cells)
+    theirs = "the paper | Slot Attention"
+    return _table(f"scenes | checkpoint | imitates | ARI-FG, ours | {theirs} | mIoU, ours | {theirs}", rows)
+
+
+def against_paper(records: dict[str, Record]) -> str:
+    """Return all masks of the shipped checkpoints, and whether they reach the paper's results."""
+    rows = []
+    for family, kind in itertools.product(FAMILIES, MASKS):
+        scores = records.get(checkpoint_run(family), {}).get("scores", {}).get(family, {})
+        if _prefix(kind) + "miou" not in scores:
+            continue
+        (paper,) = (result.metrics for result in published_results([family]) if result.method == PAPER)
+        cells = [family, kind]
+        for metric in ("ari_fg", "miou"):
+            score = 100 * scores[_prefix(kind) + metric]
+            reached = "reached" if score >= paper[metric] else "not reached"
+            cells += [f"{score:.1f}", f"{paper[metric]:.1f}", reached]
+        rows.append(cells)
     return _table("scenes | masks | ARI-FG, ours | the paper | | mIoU, ours | the paper |", rows)
 
 
-def learned(family: str) -> str:
-    """The family that a model judged on this one has learned from."""
+def trained_on(family: str) -> str:
+    """Return the family that a model evaluated on this one was trained on."""
     return "plain" if family == "plain" else "textured"
 
 
-def shipped(family: str) -> str:
-    """The run whose weights the package has for a family."""
-    return SHIPPED[learned(family)]
+def checkpoint_run(family: str) -> str:
+    """Return the run of the shipped checkpoint for a family."""
+    return CHECKPOINTS[trained_on(family)][1]
 
 
-HEADS = "scenes | slots | masks | ARI-FG | ARI | mIoU | mIoU, objects | mIoU, true masks | MSE | steps | images/s"
+HEADS = "scenes | method | masks | ARI-FG | ARI | mIoU | mIoU-FG | mIoU-GT | MSE | steps | images/s"
 
 
 def ours(records: dict[str, Record]) -> str:
-    """Past the paper, and the controls of that."""
-    names = {f"ours/{name}": called for name, called in OURS.items()}
-    rows = [row for family in FAMILIES for row in judged(records, family, names)]
+    """Return our checkpoints and the ablations next to them."""
+    names = {f"ours/{name}": label for name, label in OURS.items()}
+    rows = [row for family in FAMILIES for row in score_rows(records, family, names)]
     return _facts(records, "ours/") + _table(HEADS, rows)
 
 
-def rising(records: dict[str, Record]) -> str:
-    """Ours, its control and the baseline on one course, by seeds; what is clear is told against the control."""
+def schedule(records: dict[str, Record]) -> str:
+    """Return the refined masks of three methods on one schedule, over seeds."""
+    return _facts(records, "schedule/") + _schedule_table(records, ("refined",))
+
+
+def schedule_masks(records: dict[str, Record]) -> str:
+    """Return the other masks of three methods on one schedule, over seeds."""
+    return _schedule_table(records, ("decoder", "high-recall"))
+
+
+def _schedule_table(records: dict[str, Record], kinds: Iterable[str]) -> str:
+    """Differences are to the no-cut ablation."""
     rows = []
-    for family, kind in itertools.product(FAMILIES[1:], ("decoder", "joined", "eager")):
+    for family, kind in itertools.product(FAMILIES[1:], kinds):
         found: dict[str, list[list[float]]] = {}
-        for method in RISING:
-            runs = [records[name] for seed in range(9) if (name := f"rising/{method}-textured-{seed}") in records]
+        for method in SCHEDULE:
+            runs = [records[name] for seed in range(9) if (name := f"schedule/{method}-textured-{seed}") in records]
             scores = [run["scores"][family] for run in runs if family in run["scores"]]
-            found[method] = [[100 * each[KINDS[kind] + score] for each in scores] for score in ("ari_fg", "miou")]
+            found[method] = [[100 * each[_prefix(kind) + metric] for each in scores] for metric in ("ari_fg", "miou")]
         for method, values in found.items():
             if values[0]:
-                told = [
-                    verdict(*pair) if method != "softmax" else "" for pair in zip(values, found["softmax"], strict=True)
-                ]
-                rows.append([family, kind, RISING[method], str(len(values[0])), *map(spread, values), *told])
-    heads, gains = "scenes | masks | slots | seeds | ARI-FG | mIoU", " | ARI-FG, gain | mIoU, gain"
+                pairs = zip(values, found["softmax"], strict=True)
+                differences = [difference(*pair) if method != "softmax" else "" for pair in pairs]
+                cells = [family, kind, SCHEDULE[method], str(len(values[0])), *map(mean_and_std, values)]
+                rows.append(cells + differences)
+    heads, more = "scenes | masks | method | seeds | ARI-FG | mIoU", " | ARI-FG, difference | mIoU, difference"
     if not any("".join(row[6:]) for row in rows):  # too few seeds
-        rows, gains = [row[:6] for row in rows], ""
-    return _facts(records, "rising/") + _table(heads + gains, rows)
+        rows, more = [row[:6] for row in rows], ""
+    return _table(heads + more, rows)
 
 
-def judged(records: dict[str, Record], family: str, names: dict[str, str]) -> list[list[str]]:
-    """What these runs score on a family, each called something: a row for each kind of masks."""
+def score_rows(records: dict[str, Record], family: str, names: dict[str, str]) -> list[list[str]]:
+    """Return the rows of runs, with their labels, on a family: one for each kind of masks."""
     rows = []
-    for name, called in names.items():
+    for name, label in names.items():
         run = records.get(name, {})
         scores = run.get("scores", {}).get(family, {})
         facts = [f"{scores['mse']:.0f}", f"{run['steps']:,}", f"{run['images_per_second']:,}"] if scores else []
-        for i, cells in enumerate(_by_kind(scores)):
-            rows.append([*([family, called] if i == 0 else ["", ""]), *cells, *(facts if i == 0 else [""] * 3)])
+        for i, cells in enumerate(_by_masks(scores)):
+            rows.append([*([family, label] if i == 0 else ["", ""]), *cells, *(facts if i == 0 else [""] * 3)])
     return rows
 
 
-def _by_kind(scores: dict[str, Any]) -> list[list[str]]:
-    """For each kind of masks that was judged, its name and scores in per cent. Older runs were not read eagerly."""
-    there = {kind: prefix for kind, prefix in KINDS.items() if prefix + "miou" in scores}
-    return [[kind, *(f"{100 * scores[prefix + s]:.1f}" for s in IN_PER_CENT)] for kind, prefix in there.items()]
+def _by_masks(scores: dict[str, Any]) -> list[list[str]]:
+    """Return a list for each kind of masks: its name, and metrics in percent. Older runs have no high-recall masks."""
+    prefixes = {kind: info.prefix for kind, info in EVALUATED_MASKS.items() if info.prefix + "miou" in scores}
+    return [[kind, *(f"{100 * scores[p + metric]:.1f}" for metric in PERCENT_METRICS)] for kind, p in prefixes.items()]
 
 
-def headline(records: dict[str, Record]) -> str:
+def _prefix(kind: str) -> str:
+    return EVALUATED_MASKS[kind].prefix
+
+
+def comparison(records: dict[str, Record]) -> str:
+    """Return all methods at equal time, the fixed-grid baseline and published results."""
     rows: list[list[str]] = []
     for family in FAMILIES:
-        dataset, published = PAPER[family]
-        names = {f"headline/{method}-{learned(family)}-0": called for method, called in CALLED.items()}
-        rows += judged(records, family, names)
-        if (nothing := records.get("blocks", {}).get(family)) and any(row[0] == family for row in rows):
-            values = [f"{100 * nothing[name]:.1f}" for name in IN_PER_CENT]
-            rows.append(["", f"{nothing['slots']} fixed blocks, which look at nothing", "", *values, "", "", ""])
-        for model, (iou, fg, mse) in published.items() if any(row[0] == family for row in rows) else ():
-            who = f"{model}, published, {dataset}"
-            rows.append(["", who, "", f"{fg:.1f}", "", f"{iou:.1f}", "", "", f"{mse}", "", ""])
-    return _facts(records, "headline/") + _table(HEADS, rows)
+        names = {f"comparison/{method}-{trained_on(family)}-0": label for method, label in COMPARISON.items()}
+        found = score_rows(records, family, names)
+        if not found:
+            continue
+        rows += found
+        if grid := records.get("fixed_grid", {}).get(family):
+            values = [f"{100 * grid[metric]:.1f}" for metric in PERCENT_METRICS]
+            rows.append(["", f"fixed-grid baseline, {grid['num_slots']} cells", "", *values, "", "", ""])
+        for dataset, method, metrics in published_results([family]):
+            label = f"{_published_name(method)}, published, {dataset}"
+            fg, iou, mse = f"{metrics['ari_fg']:.1f}", f"{metrics['miou']:.1f}", f"{metrics['mse']}"
+            rows.append(["", label, "", fg, "", iou, "", "", mse, "", ""])
+    return _facts(records, "comparison/") + _table(HEADS, rows)
 
 
-def _facts(records: dict[str, Record], start: str) -> str:
-    """Seed, time, device and date of the runs whose names begin so."""
-    chosen = [run for name, run in records.items() if name.startswith(start)]
+def _published_name(method: str) -> str:
+    return "the paper" if method == PAPER else method
+
+
+def _facts(records: dict[str, Record], prefix: str) -> str:
+    """Return the seeds, times, devices and dates of the runs whose names begin with a prefix."""
+    chosen = [run for name, run in records.items() if name.startswith(prefix)]
     if not chosen:
         return "\n"
     seeds = ", ".join(sorted({str(run["seed"]) for run in chosen}))
@@ -234,132 +304,139 @@ def _facts(records: dict[str, Record], start: str) -> str:
     return f"{len(chosen)} runs, seeds {seeds}, {each}, {devices}, {dates}.\n\n"
 
 
-def reached(points: list[list[Any]], bar: float = 0.5) -> int | None:
-    """The first step at which a validation saw an ARI-FG of that much: of a run's "curve", or "joined"."""
-    return next((step for step, *_, ari_fg, _ in points if ari_fg >= bar), None)
+def first_step(points: list[list[Any]], threshold: float = 0.5) -> int | None:
+    """Return the first step at which the validation ARI-FG reached a threshold: of a run's "curve" or "refined"."""
+    return next((step for step, *_, ari_fg, _ in points if ari_fg >= threshold), None)
 
 
-def studies(records: dict[str, Record]) -> str:
+def ablations(records: dict[str, Record]) -> str:
+    """Return the ablations over seeds. Differences are to the base."""
     rows = []
-    for name, called in STUDIES.items():
-        runs = [records[key] for seed in range(9) if (key := f"studies/{name}-{seed}") in records]
+    for name, label in ABLATIONS.items():
         base = "plain-base" if name.startswith("plain") else "base"
-        bases = [records[key] for seed in range(9) if (key := f"studies/{base}-{seed}") in records]
-        if not runs:
-            continue
-        family = "plain:3-6" if name.startswith("plain") else "textured:3-6"
-        cells = [called, str(len(runs))]
-        for data, score in ((family, "ari_fg"), (family, "miou"), ("camo:3-6", "ari_fg")):
-            values = [100 * run["scores"][data][score] for run in runs if data in run["scores"]]
-            cells.append(spread(values))
-        steps = [reached(run["curve"]) for run in runs]
-        known = [step for step in steps if step is not None]
-        cells.append(spread(known, 0) + ("" if len(known) == len(steps) else f" ({len(steps) - len(known)} never)"))
-        for score in ("ari_fg", "miou"):
-            both = ([100 * run["scores"][family][score] for run in some] for some in (runs, bases))
-            cells.append(verdict(*both) if name != base else "")
-        rows.append(cells)
+        runs, bases = (
+            [records[key] for seed in range(9) if (key := f"ablations/{each}-{seed}") in records]
+            for each in (name, base)
+        )
+        if runs:
+            rows.append([label, str(len(runs)), *_ablation_cells(runs, bases, name)])
     for scenes in ("textured", "plain"):
-        nothing = records.get("blocks", {}).get(f"{scenes}:3-6")
-        if nothing and rows:
-            cells = [f"{100 * nothing[score]:.1f}" for score in ("ari_fg", "miou")]
-            rows.append(
-                [f"{scenes} scenes: {nothing['slots']} fixed blocks, which look at nothing", "", *cells, *[""] * 4]
-            )
-    heads = "what is changed | seeds | ARI-FG | mIoU | ARI-FG, camo | steps to ARI-FG 50"
-    return _facts(records, "studies/") + _table(f"{heads} | ARI-FG, gain | mIoU, gain", rows)
+        grid = records.get("fixed_grid", {}).get(f"{scenes}:3-6")
+        if grid and rows:
+            cells = [f"{100 * grid[metric]:.1f}" for metric in ("ari_fg", "miou")]
+            label = f"{scenes} scenes: fixed-grid baseline, {grid['num_slots']} cells"
+            rows.append([label, "", *cells, *[""] * 4])
+    heads = "change | seeds | ARI-FG | mIoU | ARI-FG, camo | steps to ARI-FG 50"
+    return _facts(records, "ablations/") + _table(f"{heads} | ARI-FG, difference | mIoU, difference", rows)
 
 
-def verdict(mine: list[float], theirs: list[float]) -> str:
-    """The gain of the means, and whether it is clear: Welch's test at 5 %. Nothing for single seeds."""
+def _ablation_cells(runs: list[Record], bases: list[Record], name: str) -> list[str]:
+    family = "plain:3-6" if name.startswith("plain") else "textured:3-6"
+    cells = []
+    for data, metric in ((family, "ari_fg"), (family, "miou"), ("camo:3-6", "ari_fg")):
+        cells.append(mean_and_std([100 * run["scores"][data][metric] for run in runs if data in run["scores"]]))
+    steps = [first_step(run["curve"]) for run in runs]
+    known = [step for step in steps if step is not None]
+    cells.append(mean_and_std(known, 0) + ("" if len(known) == len(steps) else f" ({len(steps) - len(known)} never)"))
+    for metric in ("ari_fg", "miou"):
+        values = ([100 * run["scores"][family][metric] for run in some] for some in (runs, bases))
+        cells.append("" if name.endswith("base") else difference(*values))
+    return cells
+
+
+def difference(values: list[float], base: list[float]) -> str:
+    """Return the difference of means, and whether it is significant by Welch's t-test at 5 %. Empty for one seed."""
     from scipy.stats import ttest_ind
 
-    if min(len(mine), len(theirs)) < 2:
+    if min(len(values), len(base)) < 2:
         return ""
-    gain = float(np.mean(mine) - np.mean(theirs))
-    clear = ttest_ind(mine, theirs, equal_var=False).pvalue < 0.05
-    return f"{gain:+.1f}" + (f", {'better' if gain > 0 else 'worse'}" if clear else "")
+    gain = float(np.mean(values) - np.mean(base))
+    significant = ttest_ind(values, base, equal_var=False).pvalue < 0.05
+    return f"{gain:+.1f}" + (f", {'better' if gain > 0 else 'worse'}" if significant else "")
 
 
-def spread(values: list[Any], digits: int = 1) -> str:
-    """Mean and standard deviation."""
+def mean_and_std(values: list[Any], digits: int = 1) -> str:
+    """Return the mean and the standard deviation as text; the mean alone for one value."""
     if not values:
         return ""
     mean = f"{np.mean(values):,.{digits}f}"
     return f"{mean} ± {np.std(values, ddof=1):,.{digits}f}" if len(values) > 1 else mean
 
 
-def plateau(records: dict[str, Record]) -> str:
+def early_training(records: dict[str, Record]) -> str:
+    """Return ARI-FG and mIoU of runs on textured scenes by step."""
     names = {
-        f"{'plateau' if seed else 'headline'}/{method}-textured-{seed}": called
-        for method, called in CALLED.items()
+        f"{'early_training' if seed else 'comparison'}/{method}-textured-{seed}": label
+        for method, label in COMPARISON.items()
         for seed in range(9)
     }
-    names |= {f"ours/{name}": called for name, called in OURS.items() if "textures" in called}
-    for method, called in RISING.items():
-        names |= {f"rising/{method}-textured-{seed}": f"{called}, textures rising" for seed in range(9)}
+    names |= {f"ours/{name}": label for name, label in OURS.items() if "texture ramp" in label}
+    for method, label in SCHEDULE.items():
+        names |= {f"schedule/{method}-textured-{seed}": f"{label}, texture ramp" for seed in range(9)}
     rows = []
-    for name, called in names.items():
+    for name, label in names.items():
         if run := records.get(name):
             at = {step: (ari_fg, miou) for step, _, ari_fg, miou in run["curve"]}
             steps = range(500, 3001, 500)
-            marks = [f"{100 * at[step][0]:.1f} / {100 * at[step][1]:.0f}" if step in at else "" for step in steps]
-            past = [f"{step:,}" if (step := reached(run[kind])) else "never" for kind in ("curve", "joined")]
-            rows.append([called, str(run["seed"]), str(run["batch"]), *marks, *past])
-    heads = "slots | seed | batch | 500 | 1,000 | 1,500 | 2,000 | 2,500 | 3,000 | first past 50 | joined"
-    return _table(heads, rows)
+            cells = [f"{100 * at[step][0]:.1f} / {100 * at[step][1]:.0f}" if step in at else "" for step in steps]
+            reached = [f"{step:,}" if (step := first_step(run[kind])) else "never" for kind in ("curve", "refined")]
+            rows.append([label, str(run["seed"]), str(run["batch_size"]), *cells, *reached])
+    steps_heads = "500 | 1,000 | 1,500 | 2,000 | 2,500 | 3,000"
+    return _table(f"method | seed | batch size | {steps_heads} | first step at 50 | refined masks", rows)
 
 
-def renders(records: dict[str, Record]) -> str:
+def blender(records: dict[str, Record]) -> str:
+    """Return the runs that were evaluated on images rendered by Blender."""
     rows = []
-    called = {
-        "renders/alone-0": "rendered scenes alone",
-        "headline/free-textured-0": "built-in scenes alone",
-        "ours/ground-textured-1": "built-in scenes alone, textures rising",
-        "renders/started-1": "the same, then rendered scenes",
-    }
-    for name, source in called.items():
-        for scores in records.get(name, {}).get("renders", {}).values():
-            facts = [f"{scores['mse']:.0f}", f"{records[name]['steps']:,}", str(scores["images"])]
-            for i, cells in enumerate(_by_kind(scores)):
+    for name, source in BLENDER.items():
+        for scores in records.get(name, {}).get("blender", {}).values():
+            facts = [f"{scores['mse']:.0f}", f"{records[name]['steps']:,}", str(scores["num_images"])]
+            for i, cells in enumerate(_by_masks(scores)):
                 rows.append([source if i == 0 else "", *cells, *(facts if i == 0 else [""] * 3)])
-    heads = "learned from | masks | ARI-FG | ARI | mIoU | mIoU, objects | mIoU, true masks | MSE | steps | images"
-    return _table(heads, rows)
+    return _table("trained on | masks | ARI-FG | ARI | mIoU | mIoU-FG | mIoU-GT | MSE | steps | images", rows)
 
 
 def _table(heads: str, rows: list[list[str]]) -> str:
     if not rows:
-        return "These runs were not made yet.\n"
+        return "There are no such runs yet.\n"
     lines = [f"| {heads} |", "|" + "---|" * (heads.count("|") + 1)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
 
 
-# ------------------------------------------------------------------------------------------------------------ pictures
+GENERATED: tuple[Callable[[dict[str, Record]], str], ...] = (
+    summary,
+    schedule,
+    ablations,
+    against_paper,
+    ours,
+    schedule_masks,
+    comparison,
+    early_training,
+    blender,
+)
+
+# ------------------------------------------------------------------------------------------------------------- figures
 
 
 def draw_curves(records: dict[str, Record], file: Path) -> None:
-    """ARI-FG on validation images by how many images were seen, for the headline and for ours from the start."""
-    import io
-
+    """Draw the validation ARI-FG by the number of training images, for the runs of comparison and ours."""
     import matplotlib.pyplot as plt
 
-    if not any(name.startswith(("headline/", "ours/")) for name in records):
+    if not any(name.startswith(("comparison/", "ours/")) for name in records):
         return
     figure, axes = plt.subplots(1, 2, figsize=(12, 3.4), sharey=True, layout="constrained")
     for axis, family in zip(axes, ("plain", "textured"), strict=True):
-        names = {
-            f"headline/{method}-{family}-0": called.replace("the same", "cut") for method, called in CALLED.items()
-        }
-        names |= {f"ours/{name}": called.replace("`", "") for name, called in OURS.items() if "near" not in name}
+        names = {f"comparison/{method}-{family}-0": label for method, label in COMPARISON.items()}
+        names |= {f"ours/{name}": label.replace("`", "") for name, label in OURS.items() if "low-contrast" not in name}
         for i, (name, label) in enumerate(names.items()):
             run = records.get(name)
             if run and family in name:
-                seen = [step * run["batch"] / 1000 for step, _, _, _ in run["curve"]]
+                images = [step * run["batch_size"] / 1000 for step, _, _, _ in run["curve"]]
                 scores = [100 * ari_fg for _, _, ari_fg, _ in run["curve"]]
-                axis.plot(seen, scores, color=f"C{i}", linestyle="--" if "ours" in name else "-", label=label)
-        if nothing := records.get("blocks", {}).get(family):
-            axis.axhline(100 * nothing["ari_fg"], color="grey", linestyle=":", label="fixed blocks (unseen scenes)")
-        axis.set(title=family, xlabel="thousand images seen", ylim=(0, 100))
+                axis.plot(images, scores, color=f"C{i}", linestyle="--" if "ours" in name else "-", label=label)
+        if grid := records.get("fixed_grid", {}).get(family):
+            axis.axhline(100 * grid["ari_fg"], color="grey", linestyle=":", label="fixed-grid baseline (test)")
+        axis.set(title=family, xlabel="thousand training images", ylim=(0, 100))
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("ARI-FG, validation")
     shown = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
@@ -371,20 +448,29 @@ def draw_curves(records: dict[str, Record], file: Path) -> None:
     write_atomically(file, data.getvalue())
 
 
-def draw_pictures(runs: Path, folder: Path) -> None:
-    """What the shipped models see in unseen scenes, if their weights are here."""
-    from cutslots.data import open_data
+def draw_images(runs: Path, folder: Path) -> None:
+    """Draw the outputs of the shipped checkpoints for the first test scenes of each family, if their weights exist."""
+    from cutslots.data.open import open_dataset
     from cutslots.devices import make_fabric
-    from cutslots.evaluate import look
-    from cutslots.model import load
-    from cutslots.report import sheet
-    from cutslots.scenes.files import png
+    from cutslots.evaluation.visualize import visualization_grid, visualize_images
+    from cutslots.models.checkpoints import load
+    from cutslots.viz.images import encode_png
 
     fabric = make_fabric("auto", 1, 1, "32-true")
     for family in FAMILIES:
-        run = runs / shipped(family)
+        run = runs / checkpoint_run(family)
         if (run / "done").is_file() and (run / "model.safetensors").is_file():
             folder.mkdir(parents=True, exist_ok=True)
             model = load(run, fabric.device)
-            data: Any = open_data(family, "test", model.config.size, 5)
-            write_atomically(folder / f"results-{family}.png", png(sheet(look(model, data, 5, fabric))))
+            data: Any = open_dataset(family, "test", model.image_size, 5)
+            grid = visualization_grid(visualize_images(model, data, 5, fabric))
+            write_atomically(folder / f"results-{family}.png", encode_png(grid))
+
+
+def main(docs: Path = Path("docs")) -> None:
+    """Write the tables and the curves of results.md again, from results.json."""
+    write_results(None, docs)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

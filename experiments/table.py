@@ -1,18 +1,28 @@
-"""The table: every model on every family of scenes, the studies, the plateau. Interrupted, the same command goes on.
+"""Train and evaluate every run behind docs/results.md. Run the same command again to resume.
 
-    python -m experiments.table --runs runs/table --docs docs        # trains what is missing, judges, writes
-    python -m experiments.table ... --together 8 --stop-after 9      # eight at a time on one GPU, for nine minutes
-    python -m experiments.table ... --only studies                   # or headline, ours, rising, plateau, renders
-    python -m experiments.table ... --quick                          # a few steps on a few tiny pictures, to try it all
+    python -m experiments.table --runs runs/table --docs docs        # trains and evaluates what is missing, writes
+    python -m experiments.table ... --jobs 8 --stop-after 9          # eight runs at a time on one GPU, for nine minutes
+    python -m experiments.table ... --only ablations                 # one group of runs
+    python -m experiments.table ... --quick                          # a few steps on a few small images, to try it all
 
-A run is a preset with a few numbers changed; its folder holds all that is told of it: run.json, metrics.jsonl,
-machine.json, evaluation/results.json. What is trained and judged is not done again. docs/results.json collects the
-records, and the tables, curves and pictures of docs/results.md are made from it; the words around them are not.
+The groups:
+
+    comparison      every method on every family, one seed, equal time
+    ours            our checkpoints and the ablations next to them
+    schedule        the cut, the no-cut ablation and Slot Attention on the schedule of preset `ours`, three seeds
+    early_training  more seeds of the comparison for the first 3,000 steps
+    ablations       one option changed at a time, in a small network, three seeds
+    blender         images rendered by Blender; needs --blender
+
+A run is a command line of `cutslots train` (see `cutslots.training.options`). Its folder holds its whole record:
+run.json, metrics.jsonl, machine.json, evaluation/results.json. Finished runs are skipped. docs/results.json collects
+the records, and experiments/results.py makes the tables and figures of docs/results.md from it.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import os
 import platform
@@ -26,218 +36,241 @@ from typing import Any, Literal
 
 import tyro
 
-from cutslots.disk import read_lines, write_atomically
-from cutslots.presets import PRESETS, TrainConfig
+from cutslots.data.folder import FolderConfig
+from cutslots.data.text import data_text
+from cutslots.files import read_lines, write_atomically
+from cutslots.modules.partition import CutPartitionConfig
+from cutslots.modules.slots import CutSlotsConfig
+from cutslots.training.config import TrainConfig
+from cutslots.training.options import parse_train
 
-Group = Literal["headline", "ours", "rising", "plateau", "studies", "renders"]
+Group = Literal["comparison", "ours", "schedule", "early_training", "ablations", "blender"]
 SEEDS = (0, 1, 2)
-UNSEEN = {"plain": ("plain",), "textured": ("textured", "ood", "camo")}  # what a model of a family is judged on
-METHODS = ("paper", "free", "ground", "anchored", "attention", "softmax")
-COURSES = {
-    "ground-textured-1": (2_000, 5_000),
+UNLIMITED = 10**6  # steps of a run that is limited by time
+TEST_FAMILIES = {"plain": ("plain",), "textured": ("textured", "ood", "camo")}  # by the family of the training data
+METHODS = {  # what a run of the comparison changes in preset `ours`; "paper" is another preset
+    "paper": "",
+    "free": "--slots.partition.background-anchor None",
+    "background-anchored": "",
+    "anchored": "--slots.partition.background-anchor None --slots.partition.anchor 1",
+    "slot-attention": "--slots slot-attention",
+    "softmax": "--slots.partition softmax",
+}
+SCHEDULE_METHODS = ("background-anchored", "softmax", "slot-attention")
+COMPARISON = "--num-images 24000 --eval-every 500 --num-eval-images 128"
+FULL_TEXTURES = "--data.texture-ramp-start 0 --data.texture-ramp-end 0"
+FINE_TUNE = "--loss.blur 0 --lr 5e-4 --warmup-steps 100"
+OURS = "--num-images 24000 --eval-every 1000 --num-eval-images 128"
+TEXTURE_RAMPS = {  # first and last step of the texture ramp
+    "background-anchored-textured-1": (2_000, 5_000),
     "softmax-textured-0": (1_500, 3_500),
     "softmax-textured-1": (2_500, 7_000),
 }
-FIRST = "ours/ground-textured-1"  # whose weights others begin with
-RISING = ("ground", "softmax", "attention")  # compared on one course, that of preset `best`
-SAME: dict[str, Any] = {"images": 24_000, "eval_every": 500, "eval_images": 128}  # for all of the headline
+PRETRAINED = "ours/background-anchored-textured-1"  # other runs are initialised from it
+ABLATION_BASE = (
+    "tiny --data textured:3-6 --batch-size 32 --max-steps 2000 --num-images 20000 --slots.num-slots 8 --lr 8e-4 "
+    "--warmup-steps 200 --lr-decay-steps 2000 --eval-every 250 --num-eval-images 128 --compile off"
+)
+ABLATIONS = {
+    "base": "",
+    "softmax": "--slots.partition softmax",
+    "slot-attention": "--slots slot-attention",
+    "reach-2": "--slots.partition.reach 2",
+    "reach-4": "--slots.partition.reach 4",
+    "reach-8": "--slots.partition.reach 8",
+    "temperature-0.2": "--slots.partition.temperature 0.2",
+    "temperature-1": "--slots.partition.temperature 1",
+    "gamma-0.1": "--slots.partition.gamma 0.1",
+    "gamma-2": "--slots.partition.gamma 2",
+    "mask-mean": "--slots.pool mask_mean",
+    "background-none": "--slots.partition.background none",
+    "relu-weights": "--slots.partition.no-signed-weights",
+    "relative-positions": "--slots.relative-positions",
+    "relative-positions-pyramid": "--slots.relative-positions --encoder.pyramid-levels 3",
+    "spatial-broadcast": "--decoder spatial-broadcast --decoder.channels 64 --decoder.extra-layers 1",
+    "feature-dim-64": "--slots.feature-dim 64",
+    "lr-4e-4": "--lr 4e-4",
+    "batch-size-64": "--batch-size 64",
+    "plain-base": "--data plain:3-6",
+    "plain-softmax": "--data plain:3-6 --slots.partition softmax",
+}
 
 
 @dataclass(frozen=True)
 class Run:
     group: Group
     config: TrainConfig
-    judged: tuple[str, ...]  # on the test split of each
+    test_data: tuple[str, ...]  # evaluated on the test split of each
 
 
 @dataclass
 class Options:
     runs: Path
-    """Where the run folders are, or come to be."""
+    """Folder of the run folders."""
     docs: Path = Path("docs")
-    """Where results.json and the tables in results.md are written."""
-    renders: Path | None = None
-    """A folder with train/ and val/ of rendered pictures, for rows on them; left out without it."""
-    only: tuple[Group, ...] = ("headline", "ours", "rising", "plateau", "studies", "renders")
-    """Which runs."""
-    minutes: float = 8.5
-    """Of training, for each run of the headline, of ours and on renders."""
-    together: int = 1
+    """Folder of results.json and results.md."""
+    blender: Path | None = None
+    """A folder with train/ and val/ of images rendered by Blender, for the runs on them."""
+    only: tuple[Group, ...] = ("comparison", "ours", "schedule", "early_training", "ablations", "blender")
+    """Groups of runs."""
+    max_minutes: float = 8.5
+    """Training time of each run of comparison, ours and blender."""
+    jobs: int = 1
     """Runs at a time, sharing the device."""
     stop_after: float | None = None
-    """Minutes after which what runs is saved and stopped; the same command goes on."""
-    images: int = 1000
-    """Of each family's test split, to judge by."""
+    """Minutes after which running processes save their state and stop. Run the same command again to resume."""
+    num_images: int = 1000
+    """Images of each test split to evaluate on."""
     write: bool = True
-    """Whether to write the documents."""
+    """Write results.json, the tables and the figures."""
     quick: bool = False
-    """A few steps on a few tiny pictures."""
+    """A few steps on a few small images."""
     one: str | None = None
-    """Only this run, in this process."""
+    """Train and evaluate only this run, in this process."""
 
 
 def main(options: Options) -> None:
-    options.runs = options.runs.resolve()  # what begins with another run's weights names them by their path
+    options.runs = options.runs.resolve()  # a run that is initialised from another names its folder
     runs = {name: run for name, run in all_runs(options).items() if run.group in options.only}
     if options.one is not None:
         if options.one not in all_runs(options):
-            sys.exit(f"--one is {options.one!r}; expected a run, as in {next(iter(runs), 'studies/base-0')}")
-        do(options.runs / options.one, all_runs(options)[options.one], options)
+            sys.exit(f"--one is {options.one!r}; expected a run, as in {next(iter(runs), 'ablations/base-0')}")
+        run_one(options.runs / options.one, all_runs(options)[options.one], options)
         return
-    finished = do_all(runs, options)
+    finished = run_all(runs, options)
     if options.write:
         from experiments.results import write_results
 
-        note_blocks(options.runs / "blocks.json", options)
+        evaluate_fixed_grid(options.runs / "fixed_grid.json", options)
         write_results(options.runs, options.docs, list(all_runs(options)))
     if not finished:
-        sys.exit("some runs are not done; the same command goes on")
+        sys.exit("some runs are not finished; run the same command again to resume")
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 
 
 def all_runs(options: Options) -> dict[str, Run]:
-    """Every run by the name of its folder."""
+    """Return every run by the name of its folder."""
     runs = {}
-    for family in UNSEEN:
+    for family in TEST_FAMILIES:
         for method in METHODS:
-            config = replace(headline(method, family), minutes=options.minutes, steps=10**6)
-            runs[f"headline/{method}-{family}-0"] = Run("headline", config, UNSEEN[family])
-    for name, config in ours(options.runs / FIRST).items():
-        config = replace(config, minutes=options.minutes, steps=10**6)
-        runs[f"ours/{name}"] = Run("ours", config, UNSEEN[config.data])
-    for method in RISING:
+            config = replace(comparison(method, family), max_minutes=options.max_minutes, max_steps=UNLIMITED)
+            runs[f"comparison/{method}-{family}-0"] = Run("comparison", config, TEST_FAMILIES[family])
+    for name, config in ours(options.runs / PRETRAINED).items():
+        config = replace(config, max_minutes=options.max_minutes, max_steps=UNLIMITED)
+        runs[f"ours/{name}"] = Run("ours", config, TEST_FAMILIES[data_text(config.data)])
+    for method in SCHEDULE_METHODS:
         for seed in SEEDS:
-            runs[f"rising/{method}-textured-{seed}"] = Run("rising", rising(method, seed), UNSEEN["textured"])
-    for method in ("ground", "attention"):
-        for seed in SEEDS[1:]:  # the headline's run is the first
-            config = replace(headline(method, "textured"), seed=seed, steps=3_000)
-            runs[f"plateau/{method}-textured-{seed}"] = Run("plateau", config, ())
-    for name, config in studies().items():
+            config = replace(parse(f"ours {COMPARISON} {METHODS[method]}"), seed=seed, max_steps=10_000)
+            runs[f"schedule/{method}-textured-{seed}"] = Run("schedule", config, TEST_FAMILIES["textured"])
+    for method in ("background-anchored", "slot-attention"):
+        for seed in SEEDS[1:]:  # seed 0 is in the comparison
+            config = replace(comparison(method, "textured"), seed=seed, max_steps=3_000)
+            runs[f"early_training/{method}-textured-{seed}"] = Run("early_training", config, ())
+    for name, config in ablations().items():
         for seed in SEEDS:
-            family = config.data.partition(":")[0]
-            judged = tuple(f"{unseen}:3-6" for unseen in UNSEEN[family] if unseen != "ood")
-            runs[f"studies/{name}-{seed}"] = Run("studies", replace(config, seed=seed), judged)
-    if options.renders is not None:
-        config = replace(headline("free", "textured"), data=str(options.renders), flips=True, minutes=options.minutes)
-        config = replace(config, steps=10**6, eval_images=100)
-        runs["renders/alone-0"] = Run("renders", config, ())
-        config = replace(config, model=PRESETS["best"].model, start=str(options.runs / FIRST), seed=1, blur=0.0)
-        config = replace(config, lr=5e-4, warmup=100, decay_steps=2_500)
-        runs["renders/started-1"] = Run("renders", config, ())
-    return {name: quickened(run) for name, run in runs.items()} if options.quick else runs
+            family = data_text(config.data).partition(":")[0]
+            test_data = tuple(f"{each}:3-6" for each in TEST_FAMILIES[family] if each != "ood")
+            runs[f"ablations/{name}-{seed}"] = Run("ablations", replace(config, seed=seed), test_data)
+    if options.blender is not None:
+        for name, config in blender(options.blender, options.runs / PRETRAINED).items():
+            config = replace(config, max_minutes=options.max_minutes, max_steps=UNLIMITED)
+            runs[f"blender/{name}"] = Run("blender", config, ())
+    return {name: make_quick(run) for name, run in runs.items()} if options.quick else runs
 
 
-def quickened(run: Run) -> Run:
-    model = replace(run.config.model, size=16, context=min(run.config.model.context, 1), reach=None)
-    few: dict[str, Any] = {"steps": 4, "batch": 4, "images": 8, "eval_every": 2, "eval_images": 4, "compile": "off"}
-    return replace(run, config=replace(run.config, model=model, **few))
+@functools.cache
+def parse(words: str) -> TrainConfig:
+    """Return the config of a command line of `cutslots train`. The last value of a repeated option counts."""
+    return parse_train(words.split())
 
 
-def headline(method: str, family: str) -> TrainConfig:
-    """The paper's preset for a family; cuts with free terminals in our network, with the background's or all anchored;
-    the baseline and the control in our network. Textures are whole from the start."""
+def comparison(method: str, family: str) -> TrainConfig:
+    """Return the paper's preset for a family, or preset `ours` with another partition or slot module.
+
+    Textures have full strength from the first step.
+    """
     if method == "paper":
-        return replace(PRESETS["clevr" if family == "plain" else "clevrtex"], **SAME)
-    free = replace(PRESETS["best"], data=family, flat_until=0, whole_from=0, **SAME)
-    free = replace(free, model=replace(free.model, background_anchor=None))
-    changed: dict[str, dict[str, Any]] = {
-        "free": {},
-        "ground": {"background_anchor": 1.0},
-        "anchored": {"anchor": 1.0},
-    }
-    return replace(free, model=replace(free.model, **changed.get(method, {"module": method})))
+        return parse(f"{'clevr' if family == 'plain' else 'clevrtex'} {COMPARISON}")
+    textures = FULL_TEXTURES if family == "textured" else ""
+    return parse(f"ours --data {family} {textures} {COMPARISON} {METHODS[method]}")
 
 
-def ours(first: Path) -> dict[str, TrainConfig]:
-    """Past the paper: textures that rise, with the cut of preset `best` and its control; the first of them gone on with
-    among scenes whose objects are near the ground in colour; the control on plain scenes, with a slot to spare."""
-    best = replace(PRESETS["best"], **SAME | {"eval_every": 1_000})
-    found = {}
-    for name, (flat, whole) in COURSES.items():
-        module: Any = "softmax" if name.startswith("softmax") else "cut"
-        config = replace(best, model=replace(best.model, module=module), seed=int(name[-1]), images=48_000)
-        found[name] = replace(config, flat_until=flat, whole_from=whole)
-    near = replace(best, seed=1, flat_until=0, whole_from=0, near=0.5, start=str(first))
-    found["near-textured-1"] = replace(near, blur=0.0, lr=5e-4, warmup=100, decay_steps=4_500)
-    plain = replace(best.model, module="softmax", slots=12)
-    found["softmax-plain-0"] = replace(best, data="plain", model=plain, flat_until=0, whole_from=0)
-    return found
+def ours(pretrained: Path) -> dict[str, TrainConfig]:
+    """Return the runs of our checkpoints.
+
+    They are the cut and the no-cut ablation with a texture ramp, the first of them fine-tuned on scenes of low
+    contrast, and the no-cut ablation on plain scenes with one more slot.
+    """
+    configs = {}
+    for name, (start, end) in TEXTURE_RAMPS.items():
+        method = METHODS[name.rpartition("-textured-")[0]]
+        ramp = f"--data.texture-ramp-start {start} --data.texture-ramp-end {end}"
+        configs[name] = parse(f"ours {OURS} {method} {ramp} --num-images 48000 --seed {name[-1]}")
+    low_contrast = f"{FULL_TEXTURES} --data.low-contrast 0.5 {FINE_TUNE} --lr-decay-steps 4500 --seed 1"
+    configs["low-contrast-textured-1"] = replace(parse(f"ours {OURS} {low_contrast}"), init_from=str(pretrained))
+    configs["softmax-plain-0"] = parse(f"ours {OURS} --data plain {METHODS['softmax']} --slots.num-slots 12")
+    return configs
 
 
-def rising(method: str, seed: int) -> TrainConfig:
-    """A method of the headline with textures that rise as in preset `best`, for as many steps whatever it costs."""
-    course = PRESETS["best"]
-    config = replace(headline(method, "textured"), flat_until=course.flat_until, whole_from=course.whole_from)
-    return replace(config, seed=seed, steps=10_000)
+def ablations() -> dict[str, TrainConfig]:
+    """Return the ablations: one option of a small network at 64x64 changed at a time."""
+    return {name: parse(f"{ABLATION_BASE} {words}") for name, words in ABLATIONS.items()}
 
 
-def studies() -> dict[str, TrainConfig]:
-    """One number changed at a time: a small network at 64x64, the paper's numbers in its partition."""
-    base = replace(PRESETS["tiny"], data="textured:3-6", batch=32, steps=2_000, images=20_000, compile="off")
-    base = replace(base, model=replace(base.model, slots=8), lr=8e-4, warmup=200, decay_steps=2_000)
-    base = replace(base, eval_every=250, eval_images=128)
-    plain = replace(base, data="plain:3-6")
-    changed: dict[str, dict[str, Any]] = {
-        "base": {},
-        "softmax": {"module": "softmax"},
-        "attention": {"module": "attention"},
-        "reach-2": {"reach": 2.0},
-        "reach-4": {"reach": 4.0},
-        "reach-8": {"reach": 8.0},
-        "temperature-0.2": {"temperature": 0.2},
-        "temperature-1": {"temperature": 1.0},
-        "gamma-0.1": {"gamma": 0.1},
-        "gamma-2": {"gamma": 2.0},
-        "pool-weighted": {"pool": "weighted"},
-        "background-none": {"background": "none"},
-        "relu": {"signed": False},
-        "placed": {"placed": True},
-        "placed-context": {"placed": True, "context": 3},
-        "decoder-transposed": {"decoder": "transposed", "decoder_maps": (64,), "decoder_extra": 1},
-        "features-64": {"feature_maps": 64},
-    }
-    found = {name: replace(base, model=replace(base.model, **change)) for name, change in changed.items()}
-    found["rate-4e-4"] = replace(base, lr=4e-4)
-    found["batch-64"] = replace(base, batch=64)
-    for name in ("base", "softmax"):
-        found[f"plain-{name}"] = replace(plain, model=replace(plain.model, **changed[name]))
-    return found
+def blender(data: Path, pretrained: Path) -> dict[str, TrainConfig]:
+    """Return the runs on images rendered by Blender: from scratch, and initialised from built-in scenes."""
+    images = FolderConfig(path=str(data))
+    scratch = replace(comparison("free", "textured"), data=images, horizontal_flips=True, num_eval_images=100)
+    tuned = parse(f"ours {COMPARISON} {FINE_TUNE} --lr-decay-steps 2500 --seed 1")
+    tuned = replace(tuned, data=images, horizontal_flips=True, num_eval_images=100, init_from=str(pretrained))
+    return {"scratch-0": scratch, "pretrained-1": tuned}
+
+
+def make_quick(run: Run) -> Run:
+    """Return the run with a few steps on a few small images."""
+    model: Any = run.config.model
+    slots = model.slots
+    if isinstance(slots, CutSlotsConfig) and isinstance(slots.partition, CutPartitionConfig):
+        slots = replace(slots, partition=replace(slots.partition, reach=None))
+    encoder = replace(model.encoder, pyramid_levels=min(model.encoder.pyramid_levels, 1))
+    model = replace(model, image_size=(16, 16), encoder=encoder, slots=slots)
+    few: dict[str, Any] = {"max_steps": 4, "batch_size": 4, "num_images": 8, "eval_every": 2, "num_eval_images": 4}
+    return replace(run, config=replace(run.config, model=model, **few, compile="off"))
 
 
 # ------------------------------------------------------------------------------------------------------------- one run
 
 
-def do(folder: Path, run: Run, options: Options) -> None:
-    """Trains a run, or goes on with it, and judges it."""
+def run_one(folder: Path, run: Run, options: Options) -> None:
+    """Train a run, or resume it, and evaluate it."""
     from cutslots.devices import make_fabric
-    from cutslots.evaluate import evaluate
-    from cutslots.train import train
+    from cutslots.evaluation.evaluate import evaluate
+    from cutslots.training.loop import train
 
-    if not brought(folder):
-        train(replace(run.config, out=folder, cache=options.runs / "cache", save_minutes=2.0))
-        note_machine(folder / "machine.json")
+    if not is_imported(folder):
+        train(replace(run.config, out=folder, cache_dir=options.runs / "cache", checkpoint_minutes=2.0))
+        write_machine(folder / "machine.json")
     fabric = make_fabric("auto", 1, 1, "32-true")
-    judged = run.judged
-    on_renders = run.group == "renders" or folder in (options.runs / "headline/free-textured-0", options.runs / FIRST)
-    if options.renders is not None and on_renders:
-        evaluate(str(folder), (str(options.renders),), folder / "renders", "val", None, fabric)
-    if judged:
-        evaluate(str(folder), judged, folder / "evaluation", "test", options.images, fabric)
+    built_in = (options.runs / "comparison/free-textured-0", options.runs / PRETRAINED)
+    if options.blender is not None and (run.group == "blender" or folder in built_in):
+        evaluate(str(folder), (str(options.blender),), folder / "blender", "val", None, fabric)
+    if run.test_data:
+        evaluate(str(folder), run.test_data, folder / "evaluation", "test", options.num_images, fabric)
     write_atomically(folder / "done", b"")
 
 
-def done(folder: Path) -> bool:
+def is_done(folder: Path) -> bool:
     return (folder / "done").is_file()
 
 
-def brought(folder: Path) -> bool:
-    """Whether weights were trained elsewhere, to the end: their training state stayed there."""
+def is_imported(folder: Path) -> bool:
+    """Return whether the weights were trained on another machine, where their training state remained."""
     return (folder / "model.safetensors").is_file() and not (folder / "state.pt").is_file()
 
 
-def note_machine(file: Path) -> None:
+def write_machine(file: Path) -> None:
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
@@ -245,103 +278,106 @@ def note_machine(file: Path) -> None:
     write_atomically(file, json.dumps(facts | {"date": f"{datetime.date.today()}"}).encode())
 
 
-def note_blocks(file: Path, options: Options) -> None:
-    """What one scores who looks at nothing: every picture parted into the same blocks, as many as there are slots."""
+def evaluate_fixed_grid(file: Path, options: Options) -> None:
+    """Evaluate the fixed-grid baseline: the same partition of every image into as many cells as there are slots."""
     import torch
     from scipy.cluster.vq import kmeans2
 
-    from cutslots import metrics
-    from cutslots.data import open_data
+    from cutslots.data.open import open_dataset
+    from cutslots.evaluation import metrics
 
-    asked = [options.images, options.quick]
-    if file.is_file() and json.loads(file.read_text()).get("asked") == asked:
+    request = [options.num_images, options.quick]
+    if file.is_file() and json.loads(file.read_text()).get("request") == request:
         return
-    found: dict[str, Any] = {"asked": asked}
-    for name in ("headline/free-plain-0", "headline/free-textured-0", "studies/plain-base-0", "studies/base-0"):
+    results: dict[str, Any] = {"request": request}
+    names = ("comparison/free-plain-0", "comparison/free-textured-0", "ablations/plain-base-0", "ablations/base-0")
+    for name in names:
         run = all_runs(options)[name]
-        for family in run.judged:
-            size, scores = run.config.model.size, metrics.Scores()
-            pixels = torch.cartesian_prod(*2 * [torch.arange(size, dtype=torch.float64)]).numpy()
-            blocks = torch.from_numpy(kmeans2(pixels, run.config.model.slots, iter=50, minit="++", seed=0)[1])
-            data = open_data(family, "test", size, options.images)
-            for numbers in torch.arange(len(data)).split(32):
-                truth = data.render(numbers.numpy(), torch.device("cpu")).mask
-                scores.add(numbers.tolist(), metrics.score(truth, blocks.view(1, size, size).expand_as(truth)))
-            found[family] = {"slots": run.config.model.slots, "images": len(data), **scores.means()}
+        num_slots, (height, width) = run.config.model.slots.num_slots, run.config.model.image_size
+        pixels = torch.cartesian_prod(torch.arange(height).double(), torch.arange(width).double()).numpy()
+        cells = torch.from_numpy(kmeans2(pixels, num_slots, iter=50, minit="++", seed=0)[1]).view(1, height, width)
+        for family in run.test_data:
+            rows = metrics.MetricRows()
+            data = open_dataset(family, "test", (height, width), options.num_images)
+            for indices in torch.arange(len(data)).split(32):
+                truth = data.get_batch(indices.numpy(), torch.device("cpu")).mask
+                rows.add(indices.tolist(), metrics.image_metrics(truth, cells.expand_as(truth)))
+            results[family] = {"num_slots": num_slots, "num_images": len(data), **rows.means()}
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, json.dumps(found).encode())
+    write_atomically(file, json.dumps(results).encode())
 
 
 # ------------------------------------------------------------------------------------------------------------ all runs
 
 
-def do_all(runs: dict[str, Run], options: Options) -> bool:
-    """Each missing run in a process of its own, so many at a time. Whether all are done now."""
+def run_all(runs: dict[str, Run], options: Options) -> bool:
+    """Run what is missing, each run in a process of its own, `jobs` at a time. Return whether all are done."""
     end = time.monotonic() + 60 * (1e6 if options.stop_after is None else options.stop_after)
-    missing = [name for name in runs if not done(options.runs / name)]
-    going: dict[str, subprocess.Popen[bytes]] = {}
+    waiting = [name for name in runs if not is_done(options.runs / name)]
+    running: dict[str, subprocess.Popen[bytes]] = {}
     failed: set[str] = set()
 
-    def compiles(name: str) -> bool:
-        """Whether a run that was begun compiles this one's network now: to wait is faster, for it is kept on disk."""
+    def is_compiling(name: str) -> bool:
+        """Return whether a running process compiles the same network: to wait is faster, because of the disk cache."""
         config = runs[name].config
-        same = [other for other in going if runs[other].config.model == config.model and config.compile != "off"]
+        same = [other for other in running if runs[other].config.model == config.model and config.compile != "off"]
         return bool(same) and not any((options.runs / other / "metrics.jsonl").is_file() for other in same)
 
-    def waits(name: str) -> bool:
-        """Whether it begins with the weights of a run that is not done; if that is not to come either, it is let go."""
-        first = runs[name].config.start
-        if first is None or done(Path(first)):
+    def lacks_weights(name: str) -> bool:
+        """Return whether it is initialised from a run that is not done; if that one will not run, it fails."""
+        pretrained = runs[name].config.init_from
+        if pretrained is None or is_done(Path(pretrained)):
             return False
-        if not any(first == str(options.runs / other) for other in (*missing, *going)):
-            missing.remove(name)
+        if not any(pretrained == str(options.runs / other) for other in (*waiting, *running)):
+            waiting.remove(name)
             failed.add(name)
-            print(f"{name}: begins with {first}, which is not done", flush=True)
+            print(f"{name}: is initialised from {pretrained}, which is not done", flush=True)
         return True
 
     options.runs.mkdir(parents=True, exist_ok=True)
-    while (missing or going) and time.monotonic() < end:
-        for name in list(missing):
-            if len(going) < options.together and not waits(name) and not compiles(name):
-                missing.remove(name)
-                going[name] = begin(name, options)
+    while (waiting or running) and time.monotonic() < end:
+        for name in list(waiting):
+            if len(running) < options.jobs and not lacks_weights(name) and not is_compiling(name):
+                waiting.remove(name)
+                running[name] = start(name, options)
         time.sleep(0.2)
-        for name, process in list(going.items()):
+        for name, process in list(running.items()):
             if process.poll() is not None:
-                del going[name]
-                tell(name, process.returncode, options.runs, f"{len(missing)} waiting")
+                del running[name]
+                report(name, process.returncode, options.runs, f"{len(waiting)} waiting")
                 if process.returncode:
                     failed.add(name)
-    for process in going.values():
+    for process in running.values():
         process.send_signal(signal.SIGTERM)
-    for process in going.values():
+    for process in running.values():
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
-    return not (missing or going or failed)
+    return not (waiting or running or failed)
 
 
-def begin(name: str, options: Options) -> subprocess.Popen[bytes]:
+def start(name: str, options: Options) -> subprocess.Popen[bytes]:
     log = options.runs / "logs" / f"{name.replace('/', '-')}.txt"
     log.parent.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "experiments.table", "--one", name, "--runs", str(options.runs)]
-    command += ["--minutes", str(options.minutes), "--images", str(options.images)]
-    command += ["--renders", str(options.renders)] if options.renders else []
+    command += ["--max-minutes", str(options.max_minutes), "--num-images", str(options.num_images)]
+    command += ["--blender", str(options.blender)] if options.blender else []
     command += ["--quick"] if options.quick else []
-    threads = str(max(1, (os.cpu_count() or 1) // options.together))
+    threads = str(max(1, (os.cpu_count() or 1) // options.jobs))
     env = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads, **os.environ}
     with log.open("ab") as file:
         return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env)
 
 
-def tell(name: str, code: int, runs: Path, more: str) -> None:
+def report(name: str, code: int, runs: Path, rest: str) -> None:
+    """Print a line about a run that has ended: its last step, its last metrics, whether it failed."""
     lines = read_lines(runs / name / "metrics.jsonl")
-    scores = next((line["val"] for line in reversed(lines) if "ari_fg" in line.get("val", {})), None)
+    metrics = next((line["val"] for line in reversed(lines) if "ari_fg" in line.get("val", {})), None)
     step = next((line["step"] for line in reversed(lines)), 0)
-    seen = f"ARI-FG {100 * scores['ari_fg']:.1f}, mIoU {100 * scores['miou']:.1f}" if scores else "no scores"
+    scores = f"ARI-FG {100 * metrics['ari_fg']:.1f}, mIoU {100 * metrics['miou']:.1f}" if metrics else "no metrics"
     outcome = "" if code == 0 else f" FAILED ({code}), see {runs / 'logs' / name.replace('/', '-')}.txt"
-    print(f"{name}: step {step:,}, {seen}{outcome}; {more}", flush=True)
+    print(f"{name}: step {step:,}, {scores}{outcome}; {rest}", flush=True)
 
 
 if __name__ == "__main__":

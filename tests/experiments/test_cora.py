@@ -12,7 +12,7 @@ from experiments.cora_data import Instances
 
 
 def instances(count=9, side=6, words=20):
-    """Papers with a rare word in common cite each other."""
+    """Instances in which papers with words in common cite each other."""
     rng = np.random.default_rng(0)
     left = (rng.random((count, side, words)) < 0.15).astype(np.uint8)
     right = left[:, rng.permutation(side)].copy()
@@ -43,7 +43,7 @@ def test_relaxed_qp_gradient():
     assert torch.autograd.gradcheck(lambda c: cora.relaxed_qp(c, 0.1), c)
 
 
-def test_relaxed_qp_of_equal_scores_is_fair():
+def test_relaxed_qp_of_equal_scores_is_uniform():
     x = cora.relaxed_qp(torch.full((5, 5), 0.5), 0.01)
     torch.testing.assert_close(x, torch.full((5, 5), 0.2))
 
@@ -51,12 +51,12 @@ def test_relaxed_qp_of_equal_scores_is_fair():
 def test_scorer_is_the_protocols_network():
     scorer = cora.PairScorer(7, hidden=11)
     left, right = torch.rand(3, 7), torch.rand(4, 7)
-    joined = nn.Linear(14, 11)
+    linear = nn.Linear(14, 11)
     with torch.no_grad():
-        joined.weight.copy_(torch.cat([scorer.left, scorer.right], 1))
-        joined.bias.copy_(scorer.bias)
+        linear.weight.copy_(torch.cat([scorer.left, scorer.right], 1))
+        linear.bias.copy_(scorer.bias)
     pairs = torch.cat([left[:, None].expand(-1, 4, -1), right[None].expand(3, -1, -1)], -1)
-    torch.testing.assert_close(scorer(left, right), scorer.last(joined(pairs).relu()).squeeze(-1).sigmoid())
+    torch.testing.assert_close(scorer(left, right), scorer.last(linear(pairs).relu()).squeeze(-1).sigmoid())
     assert scorer.left.abs().max() <= 14**-0.5, "initialised as one layer of both papers' words"
 
 
@@ -68,27 +68,27 @@ def test_gamma_only_scales_the_gradient():
 
 @pytest.mark.parametrize("name", cora.METHODS)
 def test_every_method_runs(name, monkeypatch):
-    monkeypatch.setattr(cora, "TEST", 2)
+    monkeypatch.setattr(cora, "NUM_TEST", 2)
     monkeypatch.setattr(cora, "CANDIDATES", {"words": (1.0, 0, 1e-3, 0.0), "rank 4": (0.0, 4, 1e-3, 0.0)})
     line = cora.run(name, 3, instances())
     assert line["method"] == name and line["seed"] == 3 and 0 <= line["objective"] <= 6
     assert line["objective"] == cora.run(name, 3, instances())["objective"], "a seed gives one result"
 
 
-def test_the_truth_is_the_upper_bound():
+def test_truth_is_the_upper_bound():
     data = instances()
     best = cora.run("upper bound", 0, data)["objective"]
     assert all(cora.run(name, 0, data)["objective"] <= best for name in ("random", "shared words, untrained"))
 
 
-def test_ours_does_not_look_at_test_instances(monkeypatch):
+def test_ours_does_not_use_test_instances(monkeypatch):
     data = instances()
     order = np.random.default_rng(0).permutation(9)
     changed = Instances(*(x.copy() for x in data))
     for x in changed:
-        x[order[: cora.TEST]] = 1 - x[order[: cora.TEST]]
-    rest = order[cora.TEST :]
-    monkeypatch.setattr(cora, "VALIDATION", 2)
+        x[order[: cora.NUM_TEST]] = 1 - x[order[: cora.NUM_TEST]]
+    rest = order[cora.NUM_TEST :]
+    monkeypatch.setattr(cora, "NUM_VALIDATION", 2)
     weights = []
     for instance in (data, changed):
         torch.manual_seed(0)
@@ -97,15 +97,15 @@ def test_ours_does_not_look_at_test_instances(monkeypatch):
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_summary_by_hand():
+def test_summary():
     lines = [{"method": "random", "seed": s, "objective": v} for s, v in enumerate([1.0, 3.0])]
     (row,) = cora.summary(lines, ["random", "ours"])
     assert row["mean"] == 2 and row["std"] == 1 and row["seeds"] == 2
-    assert row["low"] == 1 and row["high"] == 3, "two seeds: the bootstrap's ends are the seeds themselves"
+    assert row["low"] == 1 and row["high"] == 3, "with two seeds the bootstrap interval ends at the values themselves"
     assert "| random |  | 2 | 2.00 ± 1.00 | 1.00 to 3.00 |" in cora.table([row])
 
 
-def test_command_goes_on_with_what_is_missing(tmp_path):
+def test_command_runs_missing_seeds(tmp_path):
     cora.cora_data.save(instances(), tmp_path / "a.npz")
     methods = ("random", "upper bound")
     cora.main(tmp_path / "a.npz", tmp_path / "out", seeds=2, jobs=1, methods=methods)

@@ -54,7 +54,9 @@ def test_both_distributions_read_the_same(tmp_path, citations):
 def test_instances_hold_disjoint_papers_and_their_citations(citations):
     pytest.importorskip("pymetis")
     words, cites = citations
-    words = np.arange(60, dtype=np.uint8)[:, None] * np.ones(WORDS, dtype=np.uint8)  # a paper's words are its number
+    words = np.arange(60, dtype=np.uint8)[:, None] * np.ones(
+        WORDS, dtype=np.uint8
+    )  # the words of a paper are its index
     built = cora_data.build(words, cites, parts=4, papers=14)
     left, right = built.left[..., 0], built.right[..., 0]
     assert left.shape == right.shape == (4, 7)
@@ -77,12 +79,12 @@ def test_largest_cut_is_found_on_a_bipartite_graph():
     assert found.sum() == 10 and graph[found][:, ~found].sum() == 100
 
 
-def test_parts_are_evened_out_by_citations(citations):
+def test_parts_get_equal_sizes_by_citations(citations):
     cites = citations[1]
     graph = sparse.coo_matrix((np.ones(len(cites)), cites.T), shape=(60, 60)).tocsr()
     graph = ((graph + graph.T) > 0).astype(np.int64)
     labels = np.repeat([0, 1, 2], [30, 18, 12])
-    groups = cora_data.even(graph, labels, 18)
+    groups = cora_data.equalize(graph, labels, 18)
     assert [len(g) for g in groups] == [18, 18, 18] and len(np.unique(np.concatenate(groups))) == 54
     inner = np.asarray(graph[:30][:, :30].sum(1)).ravel()
     assert inner[groups[0]].min() >= np.delete(inner, groups[0]).max()
@@ -101,16 +103,16 @@ def test_malicious_pickle_is_refused_and_not_run(tmp_path, citations, name):
     words, cites = citations
     write_planetoid(tmp_path, words, cites, test=[58, 59])
     (tmp_path / f"ind.cora.{name}").write_bytes(pickle.dumps(Evil(tmp_path / "owned")))
-    with pytest.raises(ValueError, match=rf"ind\.cora\.{name} is not a pickle of arrays: it names .*open"):
+    with pytest.raises(ValueError, match=rf"ind\.cora\.{name} is not a pickle of arrays: it contains .*open"):
         cora_data.load(tmp_path)
     assert not (tmp_path / "owned").exists()
 
 
 @pytest.mark.parametrize("call", ["os.system", "builtins.eval", "numpy.load", "numpy.core.multiarray.scalar"])
-def test_only_arrays_are_named(tmp_path, call):
+def test_other_classes_in_pickles_are_refused(tmp_path, call):
     module, _, name = call.rpartition(".")
     (tmp_path / "x").write_bytes(f"c{module}\n{name}\n.".encode())
-    with pytest.raises(ValueError, match="which is no array"):
+    with pytest.raises(ValueError, match="which is not an array"):
         cora_data.read_pickle(tmp_path / "x")
 
 

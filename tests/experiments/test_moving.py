@@ -1,35 +1,42 @@
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
-from cutslots.data import open_films
+from cutslots.data.open import open_dataset
 from cutslots.devices import make_fabric
-from cutslots.evaluate import judge
-from cutslots.model import load, save
+from cutslots.evaluation.evaluate import evaluate_model
+from cutslots.models.checkpoints import load, save
+from cutslots.models.discovery import build
+from cutslots.training.options import parse_train
 from experiments import moving
-from experiments.moving import Options, main
-from tests.test_track import tiny_model
+from experiments.moving import RUNS, Options, main
+from tests.small_runs import small
 
-KINDS = {"cut-pairs-0": "pairs", "cut-frames-0": "images", "volume-0": "volumes"}
+SMALL_RUNS = {
+    "cut-pairs-0": {},
+    "cut-frames-0": {"model": "discovery"},
+    "spacetime-0": {"model": "spacetime-discovery", "slots__partition": "spacetime-cut"},
+}
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """What the command writes for weights that were brought: one run of each kind, judged by one film."""
+    """What the command writes for imported weights: one run of each kind, evaluated on one video."""
     folder = tmp_path_factory.mktemp("moving")
-    for name, kind in KINDS.items():
+    for name, changes in SMALL_RUNS.items():
         run = folder / "runs" / name
         run.mkdir(parents=True)
-        save(tiny_model(kind), run)
+        save(build(small(run, "ours-video", **changes).model), run)
         (run / "run.json").write_text('{"seed": 7}')
         (run / "metrics.jsonl").write_text('{"step": 1234, "loss": 1.0, "seconds": 5.6}\n')
     (folder / "docs" / "img").mkdir(parents=True)
     (folder / "docs" / "moving.md").write_text("Before.\n<!-- table -->\nold\n<!-- end of table -->\nAfter.\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moving, "RUNS", {name: moving.RUNS[name] for name in KINDS})
+        patch.setattr(moving, "RUNS", {name: RUNS[name] for name in SMALL_RUNS})
         patch.setattr(moving, "make_fabric", lambda *_: make_fabric("cpu"))
-        main(Options(folder / "runs", folder / "docs", films=1))
+        main(Options(folder / "runs", folder / "docs", num_videos=1))
         yield folder
 
 
@@ -43,47 +50,68 @@ def record(folder):
 
 
 def table(folder):
-    """The cells of each row, the head and the published rows left out."""
+    """Return the cells of each row without the head and the published rows."""
     lines = (folder / "docs" / "moving.md").read_text().splitlines()
     assert lines[:2] == ["Before.", "<!-- table -->"] and lines[-2:] == ["<!-- end of table -->", "After."]
-    return [line.strip("| ").split(" | ") for line in lines[4:-4]]
+    rows = [line.strip("| ").split(" | ") for line in lines[4:-4]]
+    assert all("published" in line for line in lines[-4:-2]) and {len(row) for row in rows} == {11}
+    return rows
 
 
-def test_a_row_for_every_join_and_for_masks_as_read(written):
-    cut = ["Hungarian", "by area (ours)", "by area, masks read and joined"]
-    volume = ["one cut of the film", "one cut of the film, masks read and joined"]
-    assert [row[2] for row in table(written)] == ["learned matching", *cut, *cut, *volume]
-    assert all(row[3:5] == ["7", "1,234"] for row in table(written))
+def test_row_for_every_association_and_for_refined_masks(written):
+    images = [("Hungarian", "decoder"), ("area (ours)", "decoder"), ("area (ours)", "refined")]
+    spacetime = [("none: one cut of the video", "decoder"), ("none: one cut of the video", "refined")]
+    expected = [("learned matching", "decoder"), *images, *images, *spacetime]
+    assert [tuple(row[2:4]) for row in table(written)] == expected
+    assert all(row[4:6] == ["7", "1,234"] for row in table(written))
     assert (written / "docs" / "img" / "moving.png").is_file()
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_the_rows_are_what_judge_finds(written, name):
-    films = open_films("moving", "test", 16, 1)
-    means = judge(load(written / "runs" / name), films, make_fabric("cpu")).means()
-    assert record(written)[name]["scores"]["area"] == means
-    for prefix in ("", "joined_"):
-        scores = [f"{100 * means[prefix + score]:.1f}" for score in ("ari_fg", "ari", "frame_ari_fg", "frame_ari")]
-        assert [*scores, f"{means[f'{prefix}switches']:.1f}"] in [row[5:] for row in table(written)]
+@pytest.mark.parametrize("name", SMALL_RUNS)
+def test_rows_are_the_results_of_evaluation(written, name):
+    videos = open_dataset("moving", "test", 16, 1, videos=True)
+    means = evaluate_model(load(written / "runs" / name), videos, make_fabric("cpu")).means()
+    assert record(written)[name]["scores"]["overlap" if name == "spacetime-0" else "area"] == means
+    for prefix in ("", "refined_"):
+        values = [f"{100 * means[prefix + metric]:.1f}" for metric in ("ari_fg", "ari", "frame_ari_fg", "frame_ari")]
+        assert [*values, f"{means[f'{prefix}id_switches']:.1f}"] in [row[6:] for row in table(written)]
 
 
-def test_only_what_is_missing_is_judged(written, copied, monkeypatch):
-    """Here the masks as read of one run: what was recorded of the decoder's stays."""
-    results, asked = record(copied), []
+def test_only_missing_metrics_are_evaluated(written, copied, monkeypatch):
+    """Here those of refined masks: the recorded ones of decoder masks stay."""
+    results, titles = record(copied), []
     scores = results["cut-frames-0"]["scores"]
-    scores["area"] = {key: 0.5 for key in scores["area"] if not key.startswith("joined_")}
+    scores["area"] = {key: 0.5 for key in scores["area"] if not key.startswith("refined_")}
     (copied / "docs" / "moving.json").write_text(json.dumps(results))
-    monkeypatch.setattr(moving, "judge", lambda *a, **k: asked.append(k["title"]) or judge(*a, **k))
+    monkeypatch.setattr(moving, "evaluate_model", lambda *a, **k: titles.append(k["title"]) or evaluate_model(*a, **k))
     for _ in range(2):
-        main(Options(copied / "runs", copied / "docs", films=1))
-    assert asked == ["cut-frames-0, area"]
+        main(Options(copied / "runs", copied / "docs", num_videos=1))
+    assert titles == ["cut-frames-0, area"]
     before, after = (record(folder)["cut-frames-0"]["scores"]["area"] for folder in (written, copied))
-    assert after == {key: value if key.startswith("joined_") else 0.5 for key, value in before.items()}
+    assert after == {key: value if key.startswith("refined_") else 0.5 for key, value in before.items()}
 
 
-def test_another_training_is_judged_anew(copied, monkeypatch):
-    asked = []
+def test_another_training_run_is_evaluated_again(copied, monkeypatch):
+    used = []
     (copied / "runs" / "cut-pairs-0" / "run.json").write_text('{"seed": 8}')
-    monkeypatch.setattr(moving, "judge", lambda *a, **k: asked.append(k["join"]) or judge(*a, **k))
-    main(Options(copied / "runs", copied / "docs", films=1))
-    assert asked == ["matching", "hungarian", "area"] and [row[3] for row in table(copied)] == [*"8888", *"77777"]
+    monkeypatch.setattr(
+        moving, "evaluate_model", lambda *a, **k: used.append(k["association"]) or evaluate_model(*a, **k)
+    )
+    main(Options(copied / "runs", copied / "docs", num_videos=1))
+    assert sorted(used) == ["area", "hungarian", "learned"]
+    assert [row[4] for row in table(copied)] == [*"8888", *"77777"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_changes_are_options_of_the_preset(name):
+    config = parse_train(["ours-video", *RUNS[name].changes])
+    build(config.model)
+    assert config.model.frames == (1 if "frames" in name else 2) and config.seed == int(name[-1])
+
+
+def test_page_in_the_repository_is_up_to_date(monkeypatch):
+    """Its table is that of the records."""
+    monkeypatch.setattr(moving, "RUNS", RUNS)  # all of them, whatever the fixtures need
+    docs = Path(__file__).parents[2] / "docs"
+    text = moving.table(json.loads((docs / "moving.json").read_text()))
+    assert f"{moving.START}{text}{moving.END}" in (docs / "moving.md").read_text()
