@@ -1,9 +1,9 @@
-"""What the site does beyond Markdown, at build time:
+"""What the site does beyond Markdown, at build time.
 
-- formulas become MathML, which browsers draw by themselves;
-- commands.md is given the options of every command and the numbers of every preset, read from the code;
-- a link to a source file outside docs/ leads to a page that shows the file;
-- a comment that names a file under examples/ becomes that file.
+- Formulas become MathML, which browsers render without scripts.
+- commands.md gets the options of every command, part and preset, read from the code.
+- A link to a source file outside docs/ leads to a page that shows the file.
+- A comment that names a file under examples/ becomes that file.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import dataclasses
 import html
 import inspect
 import re
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
@@ -27,7 +28,11 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
-from cutslots import cli, presets
+from cutslots import cli
+from cutslots.listing import FLAGS
+from cutslots.registry import REGISTRIES, PartConfig, Registry
+from cutslots.training import presets
+from cutslots.training.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
@@ -36,15 +41,15 @@ EXAMPLE = re.compile(r"^<!-- (examples/\w+\.py) -->$", re.MULTILINE)
 
 
 def on_page_content(html_text: str, **_: Any) -> str:
-    def mathml(found: re.Match[str]) -> str:
-        latex = html.unescape(found[3]).strip().replace("{aligned}", "{align*}")  # the name that the converter knows
-        return convert(latex, display="block" if found[1] == "div" else "inline")
+    def mathml(match: re.Match[str]) -> str:
+        latex = html.unescape(match[3]).strip().replace("{aligned}", "{align*}")  # the converter knows only this name
+        return convert(latex, display="block" if match[1] == "div" else "inline")
 
     return FORMULA.sub(mathml, html_text)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds a page for every source file that a page links to."""
+    """Add a page for every source file that a page links to."""
     pages = [file.content_string for file in files.documentation_pages()]
     for name in sorted({name for page in pages for name in SOURCE.findall(page)}):
         text = (ROOT / name).read_text()
@@ -58,107 +63,163 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if page.file.src_uri == "commands.md":
         markdown = markdown.replace("<!-- commands -->", "\n\n".join(map(command, cli.COMMANDS)))
         markdown = markdown.replace("<!-- presets -->", preset_table())
-    markdown = EXAMPLE.sub(r"```python\n--8<--\n\1\n--8<--\n```", markdown)  # which pymdownx.snippets fills in
-    return SOURCE.sub(r"](source/\1.md)", markdown)
+    markdown = EXAMPLE.sub(r"```python\n--8<--\n\1\n--8<--\n```", markdown)  # pymdownx.snippets inserts the file
+    up = "../" * page.file.src_uri.count("/")
+    return SOURCE.sub(rf"]({up}source/\1.md)", markdown)
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
 
 
 class Option(typing.NamedTuple):
-    names: list[str]  # --out, -o; or WEIGHTS
-    kind: Any  # the type of what it takes
-    default: Any  # MISSING where one must be given
+    names: list[str]  # --out, -o; or CHECKPOINT
+    kind: Any  # the type of its value
+    default: Any  # MISSING for a required option
     meaning: str
 
 
 def command(name: str) -> str:
+    """Return the section of a command."""
     function = cli.COMMANDS[name]
     described = docstring_parser.parse(function.__doc__ or "")
-    listed = list(options(function))
     if name == "train":
-        usage = "cutslots train PRESET [options]"
-        body = "| | |\n|---|---|\n" + "\n".join(f"| `{k}` | {v} |" for k, v in cli.described.items())
-        body += "\n\nThe options of every preset, its [numbers](#presets) being their defaults:\n\n"
-        body += table(option for kind in (presets.TrainConfig, presets.ModelConfig) for option in fields(kind))
-    else:
-        needed = [each for each in listed if each.default is dataclasses.MISSING]
-        words = [first if first.isupper() else f"{first} {follows(kind)}" for (first, *_), kind, *_ in needed]
-        usage = " ".join(["cutslots", name, *words, *(["[options]"] if len(needed) < len(listed) else [])])
-        body = table(listed) if listed else "It has no options."
+        return (
+            f"## train\n\n{described.description}\n\n```text\ncutslots train PRESET [options]\n```\n\n{train_options()}"
+        )
+    listed = list(options(function))
+    required = [each for each in listed if each.default is dataclasses.MISSING]
+    words = [names[0] if names[0].isupper() else f"{names[0]} {metavar(kind)}" for names, kind, *_ in required]
+    usage = " ".join(["cutslots", name, *words, *(["[options]"] if len(required) < len(listed) else [])])
+    body = table(listed) if listed else "It has no options."
     return f"## {name}\n\n{described.description}\n\n```text\n{usage}\n```\n\n{body}"
 
 
+def train_options() -> str:
+    """Return the presets, the options of a training run, and the parts with their options."""
+    rows = "\n".join(f"| `{name}` | {presets.SUMMARIES[name]} |" for name in presets.PRESETS)
+    plugin = Option(["--plugin"], str, (), "Python file or module that registers parts; may be repeated.")
+    run = table([plugin, *fields(TrainConfig)])
+    kinds = {registry.kind: registry for registry in REGISTRIES}
+    parts = "\n\n".join(part_options(kinds[kind]) for kind in FLAGS)
+    intro = "The defaults of these options come from the [preset](#presets)."
+    return f"| preset | |\n|---|---|\n{rows}\n\n{intro}\n\n{run}\n\n{parts}"
+
+
+def part_options(registry: Registry) -> str:
+    """Return the parts of a registry, and a table of options for each that has any."""
+    flag = FLAGS[registry.kind]
+    text = [f"### train {flag}\n\n| `{flag}` | |\n|---|---|"]
+    text[0] += "".join(f"\n| `{part.name}` | {part.summary} |" for part in registry.parts.values())
+    for part in registry.parts.values():
+        listed = list(fields(part.config, option_prefix(registry)))
+        if listed:
+            text.append(f"Options of `{flag} {part.name}`:\n\n{table(listed)}")
+    return "\n\n".join(text)
+
+
+def option_prefix(registry: Registry) -> str:
+    """Return what the options of a part start with. Those of a model have no prefix."""
+    return "--" if registry.kind == "model" else FLAGS[registry.kind] + "."
+
+
 def table(listed: Iterable[Option]) -> str:
-    rows = ["| | |", "|---|---|"]
+    rows = ["| option | |", "|---|---|"]
     for names, kind, default, meaning in listed:
         choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
         if choices:
             meaning += " One of " + ", ".join(f"`{choice}`" for choice in choices) + "."
         if default not in (dataclasses.MISSING, None, ()) and default is not False:
-            meaning += f" Default: `{written(default)}`."
+            meaning += f" Default: `{format_value(default)}`."
         named = ", ".join(f"`{name}`" for name in names)
-        after = "" if choices or names[0].isupper() else follows(kind)
-        rows.append(f"| {named}&nbsp;{after.replace(' ', '&nbsp;')} | {meaning} |")
+        value = "" if choices or names[0].isupper() else metavar(kind)
+        rows.append(f"| {named}&nbsp;{value.replace(' ', '&nbsp;')} | {meaning} |")
     return "\n".join(rows)
 
 
 def options(function: Callable[..., None]) -> Iterator[Option]:
-    """Read off the signature, as tyro does."""
+    """Yield the options of a command, read from its signature as tyro does."""
     hints = typing.get_type_hints(function, include_extras=True)
-    told = {each.arg_name: each.description or "" for each in docstring_parser.parse(function.__doc__ or "").params}
+    helps = {each.arg_name: each.description or "" for each in docstring_parser.parse(function.__doc__ or "").params}
     for name, parameter in inspect.signature(function).parameters.items():
         kind, *marks = typing.get_args(hints[name]) if hasattr(hints[name], "__metadata__") else (hints[name],)
-        placed = any(mark in typing.get_args(tyro.conf.Positional[str]) for mark in marks)
+        positional = any(mark in typing.get_args(tyro.conf.Positional[str]) for mark in marks)
         aliases = [alias for mark in marks for alias in getattr(mark, "aliases", None) or ()]
-        names = [name.upper()] if placed else [flag(name), *aliases]
+        own_name = next((mark.name for mark in marks if getattr(mark, "name", None)), name)
+        own_help = next((mark.help for mark in marks if getattr(mark, "help", None)), helps.get(name, ""))
+        names = [name.upper()] if positional else [to_flag(own_name), *aliases]
         default = dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
-        yield Option(names, kind, default, " ".join(told.get(name, "").split()))
+        yield Option(names, kind, default, " ".join(own_help.split()))
 
 
-def fields(kind: type) -> Iterator[Option]:
-    """Of a configuration whose fields are followed by what they mean."""
+def fields(kind: Any, prefix: str = "--") -> Iterator[Option]:
+    """Yield the options of a config class. The string below a field is its meaning; nested parts are left out."""
     hints = typing.get_type_hints(kind)
-    body = ast.parse(inspect.getsource(kind)).body[0].body  # type: ignore[attr-defined]
-    for field, text in pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-            name, meaning = field.target.id, " ".join(ast.literal_eval(text.value).split())  # type: ignore[union-attr]
-            default = dataclasses.MISSING if field.value is None else ast.literal_eval(field.value)
-            yield Option([flag(name)], hints[name], default, meaning)
+    meanings = {name: text for base in reversed(kind.__mro__) for name, text in field_docs(base).items()}
+    for field in dataclasses.fields(kind):
+        is_part = isinstance(hints[field.name], type) and issubclass(hints[field.name], PartConfig)
+        if not is_part and field.name in meanings:
+            flag = prefix + field.name.replace("_", "-")
+            yield Option([flag], hints[field.name], field.default, meanings[field.name])
 
 
-def flag(name: str) -> str:
+def field_docs(kind: type) -> dict[str, str]:
+    """Return the strings below the fields of a class."""
+    if not dataclasses.is_dataclass(kind):
+        return {}
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
+    return {
+        field.target.id: " ".join(ast.literal_eval(text.value).split())  # type: ignore[union-attr]
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+
+def to_flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def follows(kind: Any) -> str:
-    """What an option of this type is followed by."""
+def metavar(kind: Any) -> str:
+    """Return what follows an option of this type."""
     inner = typing.get_args(kind)
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
-        return follows(next(each for each in inner if each is not types.NoneType))
+        return metavar(next(each for each in inner if each is not types.NoneType))
     if typing.get_origin(kind) is tuple:
-        return follows(inner[0]) + (" ..." if inner[1] is ... else " " + follows(inner[1]))
+        return metavar(inner[0]) + (" ..." if inner[1] is ... else " " + metavar(inner[1]))
     return {bool: "", int: "INT", float: "FLOAT", Path: "PATH"}.get(kind, "TEXT")
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     if isinstance(value, tuple):
-        return " ".join(map(written, value))
+        return " ".join(map(format_value, value))
     if isinstance(value, bool) or value is None:
         return {None: "none", True: "yes", False: "no"}[value]
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+# ------------------------------------------------------------------------------------------------------------- presets
+
+
 def preset_table() -> str:
-    """A row for each number, a column for each preset; in bold what differs from the paper's text for CLEVR."""
-    rows = [f"| | {' | '.join(f'`{name}`' for name in presets.PRESETS)} |", "|---" * (len(presets.PRESETS) + 1) + "|"]
-    for kind, of in ((presets.TrainConfig, lambda c: c), (presets.ModelConfig, lambda c: c.model)):
-        for field in dataclasses.fields(kind):
-            values = [getattr(of(config), field.name) for config in presets.PRESETS.values()]
-            same = field.default is not dataclasses.MISSING and all(value == field.default for value in values)
-            if field.name in ("model", "preset") or same:
-                continue
-            base = getattr(of(presets.PRESETS["clevr"]), field.name)
-            cells = [written(value) if value == base else f"**{written(value)}**" for value in values]
-            rows.append(f"| `{flag(field.name)}` | {' | '.join(cells)} |")
+    """Return a row for each option and a column for each preset. What differs from `clevr` is bold."""
+    columns = {name: dict(preset_values(config)) for name, config in presets.PRESETS.items()}
+    flags = dict.fromkeys(flag for column in columns.values() for flag in column)
+    rows = [f"| | {' | '.join(f'`{name}`' for name in columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for flag in flags:
+        values = [column.get(flag, "") for column in columns.values()]
+        base = columns["clevr"].get(flag, "")
+        cells = [value if value == base or not value else f"**{value}**" for value in values]
+        rows.append(f"| `{flag}` | {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def preset_values(config: Any, prefix: str = "--") -> Iterator[tuple[str, str]]:
+    """Yield flag and value of every option of a preset, parts included."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, PartConfig):
+            yield FLAGS[value.registry.kind], value.registry.part_of(value).name
+            yield from preset_values(value, option_prefix(value.registry))
+        elif field.name not in ("preset", "plugins") and (
+            not isinstance(config, TrainConfig) or value != field.default
+        ):
+            yield prefix + field.name.replace("_", "-"), format_value(value)

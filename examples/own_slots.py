@@ -1,50 +1,54 @@
-"""A slot module of your own: soft k-means over features and positions.
+"""A slot module as a plugin: soft k-means over features and positions.
 
-python examples/own_slots.py
+From the command line:
+
+    cutslots train tiny --plugin examples/own_slots.py --slots k-means --slots.num-iterations 3 --out runs/k-means
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from cutslots import PRESETS, Discovery, Scenes
-from cutslots.networks import PositionCode
-from cutslots.slots import Slots
+from cutslots import SLOTS, SlotModule, SlotsConfig
+from cutslots.modules.position import SoftPositionEmbedding
+from cutslots.modules.slots import Slots
+from cutslots.registry import Range
 
 
-class KMeansSlots(nn.Module):
-    """Features (B, C, H, W) to slots (B, K, D): learned centres, moved a few times to the mean of what is nearest."""
+@dataclass(frozen=True)
+class KMeansConfig(SlotsConfig):  # num_slots, slot_dim and relative_positions come from SlotsConfig
+    num_iterations: Annotated[int, Range(1, 64)] = 3
+    """Updates of the cluster centers."""
 
-    def __init__(self, in_channels: int, slots: int, size: Sequence[int], slot_dim: int, iterations: int = 3) -> None:
-        super().__init__()
-        self.iterations = iterations
-        self.position = PositionCode(in_channels, size)
-        self.pixels = nn.Sequential(nn.LayerNorm(in_channels), nn.Linear(in_channels, slot_dim))
-        self.centres = nn.Parameter(torch.randn(slots, slot_dim))
+
+@SLOTS.register("k-means", KMeansConfig)
+class KMeansSlots(SlotModule):
+    """Soft k-means: learned centers, moved to the mean of the pixels nearest to them."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        size: tuple[int, int],
+        num_slots: int,
+        slot_dim: int,
+        relative_positions: bool,
+        num_iterations: int,
+    ) -> None:
+        super().__init__(num_slots, slot_dim, relative_positions)
+        self.num_iterations = num_iterations
+        self.position = SoftPositionEmbedding(in_channels, size)
+        self.features = nn.Sequential(nn.LayerNorm(in_channels), nn.Linear(in_channels, self.content_dim))
+        self.centers = nn.Parameter(torch.randn(num_slots, self.content_dim))
 
     def forward(self, x: Tensor) -> Slots:
-        pixels = self.pixels(self.position(x).flatten(2).mT)  # (B, HW, D)
-        centres = self.centres.expand(len(x), -1, -1)
-        for _ in range(self.iterations):
-            masks = (-torch.cdist(centres, pixels)).softmax(1)  # (B, K, HW): each pixel shared out among centres
-            centres = masks @ pixels / (masks.sum(-1, keepdim=True) + 1e-6)
-        return Slots(centres, masks.unflatten(-1, x.shape[-2:]))
-
-
-def main() -> None:
-    torch.manual_seed(0)
-    config = PRESETS["tiny"].model
-    model = Discovery(config)
-    model.slots = KMeansSlots(config.encoder_maps, config.slots, (config.size // 2,) * 2, config.slot_dim)
-    found = model(Scenes("plain", size=config.size).render([0, 1]).image)
-    found.reconstruction.mean().backward()
-    print(
-        f"slots {tuple(found.slots.shape)}, masks {tuple(found.masks.shape)}, partition {tuple(found.partition.shape)}"
-    )
-
-
-if __name__ == "__main__":
-    main()
+        pixels = self.features(self.position(x).flatten(2).mT)  # (B, HW, D)
+        centers = self.centers.expand(len(x), -1, -1)
+        for _ in range(self.num_iterations):
+            assignment = (-torch.cdist(centers, pixels)).softmax(1)  # (B, K, HW), sums to one over K
+            centers = assignment @ pixels / (assignment.sum(-1, keepdim=True) + 1e-6)
+        masks = assignment.unflatten(-1, x.shape[-2:])
+        return Slots(self.with_positions(centers, masks), masks)

@@ -1,4 +1,4 @@
-"""The families of built-in scenes, one row of pictures and one of masks for each.
+"""Draw the families of built-in scenes: a row of images above a row of masks for each family.
 
 python examples/scene_families.py --out out/scenes
 """
@@ -12,24 +12,24 @@ import numpy as np
 from PIL import Image
 
 from cutslots.scenes import FAMILIES, Scenes
-from cutslots.scenes.files import PALETTE
+from cutslots.viz.palette import PALETTE
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("out/scenes"))
-    parser.add_argument("--size", type=int, default=128)
-    parser.add_argument("--columns", type=int, default=8)
+    parser.add_argument("--out", type=Path, default=Path("out/scenes"), help="folder to write to")
+    parser.add_argument("--size", type=int, nargs="+", default=[128], help="side of the images, or height and width")
+    parser.add_argument("--columns", type=int, default=8, help="scenes of each family, or frames of the video")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     rows = []
     for family in FAMILIES:
-        scenes = Scenes(family, "test", args.size)
+        scenes = Scenes(family, "test", args.size[0] if len(args.size) == 1 else tuple(args.size))
         if scenes.frames == 1:
-            image, mask = scenes.render(range(args.columns))
-        else:  # one film instead of several scenes
-            shown = np.linspace(0, scenes.frames - 1, args.columns).astype(int)
-            image, mask = (x[0, shown] for x in scenes.render([0]))
+            image, mask = scenes.get_batch(range(args.columns))
+        else:  # frames of one video
+            frames = np.linspace(0, scenes.frames - 1, args.columns).astype(int)
+            image, mask = scenes.get_frames(np.zeros_like(frames), frames)
         rows += [np.concatenate([*image.permute(0, 2, 3, 1).numpy()], 1), np.concatenate([*PALETTE[mask.numpy()]], 1)]
     path = args.out / "families.png"
     Image.fromarray(np.concatenate(rows)).save(path, optimize=True)

@@ -1,8 +1,9 @@
-"""What the shipped weights find in the first unseen scenes: redrawn, their objects, and the slots that draw most.
+"""The figure of the README: what the checkpoints of this package discover in the first test scenes.
 
     python examples/shipped.py --out out/shipped.png
 
-A row for each scene: image, redrawn, the objects as they are read, seven slots alone. The README opens with it.
+A row for each scene. The columns are the image, the reconstruction, the refined masks as colors over the image, and
+the seven largest slots.
 """
 
 from __future__ import annotations
@@ -12,39 +13,60 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image, ImageDraw, ImageFont
 
 from cutslots import Scenes, load
-from cutslots.reading import read
-from cutslots.report import as_bytes, blend, paint, tiled
+from cutslots.evaluation.visualize import colorize
+from cutslots.models.refinement import refine_masks
+from cutslots.viz.images import blend_colors, image_grid, to_uint8
 
-SLOTS = 7
+NUM_SLOTS = 7
+COLUMNS = ["image", "reconstruction", "objects", *(f"slot {k}" for k in range(1, NUM_SLOTS + 1))]
+HEADER, FONT_SIZE = 24, 15  # pixels
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("out/shipped.png"))
-    parser.add_argument("--scenes", type=int, default=2, help="of each family")
+    parser.add_argument("--scenes", type=int, default=2, help="scenes of each family")
     args = parser.parse_args()
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    tiled([row for name in ("plain", "textured") for row in rows(name, args.scenes)]).save(args.out)
+    rows = [row for family in ("plain", "textured") for row in discover(f"{family}-128", family, args.scenes)]
+    label_columns(image_grid(rows), COLUMNS).save(args.out)
     print(f"wrote {args.out}")
 
 
 @torch.no_grad()
-def rows(name: str, count: int) -> list[list[np.ndarray]]:
-    """The cells of the first scenes that this model was not trained on."""
-    model = load(name)
-    image, truth = Scenes(name, "test", size=model.config.size, count=count).render(range(count))
-    found = model(image)
-    labels = read(found, image).argmax(1).numpy()
-    masks = found.masks[:, :, None]
-    slots = as_bytes(found.pictures * masks + (1 - masks))
-    most = masks.sum((2, 3, 4)).argsort(descending=True)[:, :SLOTS].numpy()
-    pictures, redrawn = as_bytes(image / 255.0), as_bytes(found.reconstruction)
+def discover(checkpoint: str, family: str, count: int) -> list[list[np.ndarray]]:
+    """Return the cells of the first `count` test scenes of a family."""
+    model = load(checkpoint)
+    image, mask = Scenes(family, "test", model.image_size, count=count).get_batch(range(count))
+    output = model(image)
+    labels = refine_masks(output, image).argmax(1).numpy()
+    masks = output.masks[:, :, None]
+    slots = to_uint8(output.slot_reconstructions * masks + (1 - masks))  # on white
+    largest = masks.sum((2, 3, 4)).argsort(descending=True)[:, :NUM_SLOTS].numpy()
+    images, reconstructions = to_uint8(image / 255.0), to_uint8(output.reconstruction)
     return [
-        [pictures[i], redrawn[i], blend(pictures[i], paint(labels[i], truth[i].numpy())), *slots[i, most[i]]]
+        [
+            images[i],
+            reconstructions[i],
+            blend_colors(images[i], colorize(labels[i], mask[i].numpy())),
+            *slots[i, largest[i]],
+        ]
         for i in range(count)
     ]
+
+
+def label_columns(grid: Image.Image, names: list[str]) -> Image.Image:
+    """Return the grid below a row of column names."""
+    out = Image.new("RGB", (grid.width, grid.height + HEADER), "white")
+    out.paste(grid, (0, HEADER))
+    draw, font = ImageDraw.Draw(out), ImageFont.load_default(FONT_SIZE)
+    width = grid.width / len(names)
+    for column, name in enumerate(names):
+        draw.text(((column + 0.5) * width, HEADER / 2), name, "black", font, anchor="mm")
+    return out
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Cuts the graph of a photograph's superpixels with `GraphCut`, relaxed, beside the exact minimum cut.
+"""Cut the graph of a photograph's superpixels with `GraphCut` and compare with the exact minimum cut.
 
     python examples/superpixels.py --out out/superpixels
 
-A graph of any shape works the same way: list its edges, make the layer once, call it on batches of weights. Here the
-vertices are 600 superpixels (SLIC) and the edges join those that touch, both ways.
+Any graph works the same way: list its edges, build the layer once, call it on batches of weights. Here the vertices
+are 600 superpixels (SLIC), and edges connect adjacent ones in both directions.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import torch
-from photograph import photograph, ties
+from photograph import photograph, terminal_weights
 from skimage import segmentation
 
-from cutslots import Graph, GraphCut, exact
+from cutslots import Graph, GraphCut
+from cutslots.programs import exact
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 
-def touching(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs (E, 2) of superpixels that share a border, both ways, and the length (E,) of that border in pixels."""
+def adjacency(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pairs (E, 2) of superpixels that share a border, in both directions, and its length (E,) in pixels."""
     across = np.stack([labels[:, :-1], labels[:, 1:]]).reshape(2, -1)
     down = np.stack([labels[:-1], labels[1:]]).reshape(2, -1)
     pairs = np.concatenate([across, down, across[::-1], down[::-1]], axis=1).T
@@ -43,32 +44,32 @@ def main() -> None:
     N = int(labels.max()) + 1
     area = np.bincount(labels.ravel())
     mean = lambda values: np.bincount(labels.ravel(), values.ravel()) / area
-    colour = np.stack([mean(image[..., i]) for i in range(3)], axis=1)
-    edges, border = touching(labels)
+    color = np.stack([mean(image[..., i]) for i in range(3)], axis=1)
+    edges, border = adjacency(labels)
     tails, heads = edges.T
-    alike = 10.0 * border * np.exp(-np.square(colour[tails] - colour[heads]).sum(1) / 0.02)
-    source, sink = (area * mean(tie) for tie in ties(image))
+    similarity = 10.0 * border * np.exp(-np.square(color[tails] - color[heads]).sum(1) / 0.02)
+    source, sink = (area * mean(w) for w in terminal_weights(image))
 
-    w = np.concatenate([alike, source, sink])
+    w = np.concatenate([similarity, source, sink])
     p = GraphCut(edges, N)(torch.tensor(w / w.std(), dtype=torch.float32)).numpy()
     p -= np.median(p)
     cut = exact.min_cut(Graph.with_terminals(edges, N), w)
     side = cut.side[:N]
 
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.2), layout="constrained")
-    pictures = {
+    images = {
         f"{N} superpixels, {len(edges)} directed edges": segmentation.mark_boundaries(image, labels, (1, 1, 1)),
         "GraphCut: p": np.clip(0.5 + p / (4 * p.std()), 0, 1)[labels],
         "exact minimum cut": np.where(side[labels][..., None], image, 1.0),
     }
-    for axis, (title, picture) in zip(axes, pictures.items(), strict=True):
-        axis.imshow(picture, cmap="RdBu", vmin=0, vmax=1)
+    for axis, (title, shown) in zip(axes, images.items(), strict=True):
+        axis.imshow(shown, cmap="RdBu", vmin=0, vmax=1)
         axis.set_title(title, fontsize=9)
         axis.set_axis_off()
     path = args.out / "superpixels.png"
     figure.savefig(path, dpi=110)
-    same = ((p > 0) == side).mean()
-    print(f"{N} vertices, {len(edges)} edges; p above its median agrees with the exact cut on {same:.1%}")
+    agreement = ((p > 0) == side).mean()
+    print(f"{N} vertices, {len(edges)} edges; p above its median agrees with the exact cut on {agreement:.1%}")
     print(f"wrote {path}")
 
 
