@@ -1,11 +1,11 @@
-# make demo   shows what shipped weights find, trains a small model to find objects, judges it, and prints where the
-#             pages of pictures are
-# make test   formatting, lint, types and all tests
-# make bench  every solver and slot module we know, side by side (see benchmarks/)
-# make docs   the documentation as a site, to be read without a server or a network
-# make wheel  the packages, built, installed where nothing else is, and tried there
+# make demo   evaluate the checkpoints of this package, train a small model, evaluate it; write HTML reports
+# make test   formatting, lint, types, import order, all tests
+# make bench  the speed of all solvers and slot modules (see benchmarks/)
+# make docs   the documentation as a site, for reading offline
+# make wheel  build the packages, install them into an empty environment and try them
+# make soak   damaged files, killed runs, full disks
 #
-# Each sets up .venv first. With a Python that is not called python3: make PYTHON=python3.12 test
+# Each sets up .venv first. If your Python is not called python3: make PYTHON=python3.12 test
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -16,18 +16,19 @@ BIN := .venv/bin
 SEED ?= 0
 
 demo: .venv/ready
-	$(BIN)/cutslots evaluate plain --data plain --images 16 --out out/plain
-	$(BIN)/cutslots evaluate textured --data textured --images 16 --out out/textured
-	@echo "that is what shipped weights find: out/plain/report.html and out/textured/report.html"
-	@echo "now we learn to, which takes minutes"
+	$(BIN)/cutslots evaluate plain-128 --data plain --num-images 16 --out out/plain
+	$(BIN)/cutslots evaluate textured-128 --data textured --num-images 16 --out out/textured
+	@echo "the checkpoints of this package: see out/plain/report.html and out/textured/report.html"
+	@echo "now training a small model, which takes minutes"
 	$(BIN)/cutslots train tiny --seed $(SEED) --out out/demo-$(SEED)
-	$(BIN)/cutslots evaluate out/demo-$(SEED) --data plain:2-5 --images 320
+	$(BIN)/cutslots evaluate out/demo-$(SEED) --data plain:2-5 --num-images 320
 	@echo "open out/demo-$(SEED)/evaluation/report.html in a browser"
 
 test: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/pytest -n 2
 
 bench: .venv/dev
@@ -35,7 +36,7 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/solvers.py
 	$(BIN)/python benchmarks/slots.py
 
-# Hard use: hostile files, SIGKILL, full disks. For longer: make soak MOMENTS=500 MINUTES=60
+# Damaged files, SIGKILL, full disks. For longer: make soak MOMENTS=500 MINUTES=60
 MOMENTS ?= 50
 MINUTES ?= 5
 
@@ -44,7 +45,7 @@ soak: .venv/dev
 
 docs: .venv/ready
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open out/docs/index.html in a browser"
 
 format: .venv/dev
