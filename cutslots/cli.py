@@ -20,12 +20,12 @@ import tyro
 
 import cutslots
 from cutslots.files import escape_unprintable
+from cutslots.models.associations import Association
 from cutslots.models.mask_kinds import MaskKind
 
 Split = Literal["train", "val", "test"]
 Accelerator = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "32-true", "bf16-mixed"]
-Association = Literal["area", "learned", "hungarian", "overlap"]
 Checkpoint = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
 Out = Annotated[Path, tyro.conf.arg(aliases=["-o"])]
 Plugins = Annotated[

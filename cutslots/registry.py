@@ -58,6 +58,9 @@ class Range:
         return f"at most {self.max:,}" if math.isinf(self.min) else f"from {self.min:,} to {self.max:,}"
 
 
+Steps = typing.Annotated[int, Range(0, 10**9)]  # the type of options that count training steps
+
+
 @dataclass(frozen=True)
 class PartConfig:
     """Base of all configs. Construction checks the type and the range of every option."""
@@ -249,7 +252,7 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 def options(config: Any) -> dict[str, Any]:
     """Return the annotation of every option of a config class."""
-    return _options(config)
+    return _options(config)  # apart from its cache, for which mypy would ask that dataclass types be hashable
 
 
 @functools.cache

@@ -2,15 +2,17 @@
 
 import subprocess
 import sys
-from typing import NamedTuple
+from typing import NamedTuple, get_args, get_type_hints
 
 import pytest
 
 import cutslots
 from cutslots import cli
 from cutslots.cli import COMMANDS
+from cutslots.data.published import PUBLISHED
 from cutslots.models.checkpoints import checkpoint_names
 from cutslots.registry import REGISTRIES
+from cutslots.scenes import FAMILIES
 from cutslots.training.presets import PRESETS, SUMMARIES
 
 
@@ -116,3 +118,14 @@ def test_the_public_names_load():
     assert set(cutslots.__all__) <= set(dir(cutslots))
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = cutslots.Nothing
+
+
+def test_choices_are_those_of_the_package():
+    """The command line does not import torch, so it spells some lists itself."""
+    families, datasets = (
+        get_args(get_args(get_type_hints(command, include_extras=True)[name])[0])
+        for command, name in ((cli.generate, "family"), (cli.prepare, "dataset"))
+    )
+    assert list(families) == list(FAMILIES) and list(datasets) == list(PUBLISHED)
+    protocols = get_args(get_type_hints(cli.prepare)["protocol"])
+    assert set(protocols) == {name for spec in PUBLISHED.values() for name in spec.protocols}

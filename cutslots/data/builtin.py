@@ -6,12 +6,9 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from cutslots.data.registry import DATASETS, DatasetConfig
-from cutslots.registry import Range
+from cutslots.registry import Range, Steps
 from cutslots.scenes import Scenes
 from cutslots.scenes.sample import MAX_OBJECTS, MIN_OBJECTS
-
-Step = Annotated[int, Range(0, 10**9)]
-
 
 TRAINING = {"training": True}  # metadata of options that only training reads: they do not change the images
 
@@ -36,13 +33,13 @@ class SceneConfig(DatasetConfig):
 class TexturedSceneConfig(SceneConfig):
     """Options of families with textures. Training can start with weak textures and add objects of low contrast."""
 
-    texture_ramp_start: Step = field(default=0, metadata=TRAINING)
+    texture_ramp_start: Steps = field(default=0, metadata=TRAINING)
     """Training step at which textures start to grow from almost none..."""
-    texture_ramp_end: Step = field(default=0, metadata=TRAINING)
+    texture_ramp_end: Steps = field(default=0, metadata=TRAINING)
     """...and at which they reach full strength. 0: full strength from the first step."""
     low_contrast: Annotated[float, Range(0, 1)] = field(default=0.0, metadata=TRAINING)
     """Fraction of training images whose objects take on some of the background's colors."""
-    low_contrast_start: Step = field(default=0, metadata=TRAINING)
+    low_contrast_start: Steps = field(default=0, metadata=TRAINING)
     """Training step of the first such images, which never come before textures have full strength."""
 
     def validate(self) -> None:

@@ -85,11 +85,10 @@ def _fit(size: tuple[int, int], shape: tuple[int, int]) -> Box:
 
 def crop_output(output: DiscoveryOutput, box: Box) -> DiscoveryOutput:
     """Return the output of a model without the padding of its image; partition masks are on another grid and stay."""
-    slots = output.slot_reconstructions
     return output._replace(
         masks=box.crop(output.masks),
         reconstruction=box.crop(output.reconstruction),
-        slot_reconstructions=slots if slots is None else box.crop(slots),
+        slot_reconstructions=box.crop(output.slot_reconstructions),
     )
 
 

@@ -102,11 +102,6 @@ class Discovery(
     def num_slots(self) -> int:
         return self.slots.num_slots
 
-    @property
-    def takes_clips(self) -> bool:
-        """Whether the model is called with clips (B, T, 3, H, W)."""
-        return self.frames > 1
-
     def forward(self, image: Tensor) -> DiscoveryOutput:
         """Return slots, masks and reconstruction of images (B, 3, H, W), uint8 or floating point in [0, 1]."""
         slots, partition_masks = self.encode(image)

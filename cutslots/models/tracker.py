@@ -17,7 +17,7 @@ Shapes: B videos, T frames, K slots, H W the image.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ from cutslots.modules.base import upcast_half
 
 MOMENTUM = 0.5  # of the running means: a slot that changes its object over more than a few frames is lost
 MIN_AREA = 1e-4  # added to the share of pixels, so that no area is zero
-Association = Literal["area", "learned", "hungarian", "overlap"]
 
 
 class Tracker:

@@ -12,13 +12,12 @@ import tyro
 
 from cutslots.data.registry import DATASETS, DatasetConfig
 from cutslots.models.discovery import MODELS, ModelConfig
-from cutslots.registry import Range, check_option, options, plugins_of, validate_nested
+from cutslots.registry import Range, Steps, check_option, options, plugins_of, validate_nested
 from cutslots.training.losses import LOSSES, LossConfig
 
-MAX_STEPS = 10**9
 Positive = Range(1e-12, 65_536)
 Minutes = Range(0, 10**6)
-Steps = Annotated[int, Range(0, MAX_STEPS)]
+Count = Annotated[int, Range(1, 10**9)]
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class TrainConfig:
 
     batch_size: Annotated[int, Range(1, 65_536)]
     """Images of a step, or clips for a model that takes them, over all processes."""
-    max_steps: Annotated[int, Range(1, MAX_STEPS)]
+    max_steps: Count
     """Steps in total."""
     lr: Annotated[float, Positive]
     """Learning rate of Adam."""
@@ -40,16 +39,16 @@ class TrainConfig:
     """Steps over which the learning rate rises linearly from zero."""
     lr_decay: Annotated[float, Positive]
     """Factor by which the learning rate decays every `lr_decay_steps` steps, exponentially."""
-    lr_decay_steps: Annotated[int, Range(1, MAX_STEPS)]
+    lr_decay_steps: Count
     """Steps over which the learning rate is multiplied by `lr_decay`."""
     grad_clip: Annotated[float, Range(0, 1e12)]
     """Largest norm of the gradient; 0 for no clipping."""
-    eval_every: Annotated[int, Range(1, MAX_STEPS)]
+    eval_every: Count
     """Steps between evaluations."""
-    num_eval_images: Annotated[int, Range(1, MAX_STEPS)]
+    num_eval_images: Count
     """Validation images, or frames of videos, of an evaluation."""
 
-    num_images: Annotated[int, Range(1, MAX_STEPS)] | None = None
+    num_images: Count | None = None
     """Train on the first images or frames only; on all by default."""
     horizontal_flips: bool = False
     """Augmentation: flip images at random, left to right."""

@@ -2,14 +2,7 @@
 
 The images, the learning rate and the random numbers of a step follow from (seed, step) alone; state.pt holds the
 weights and Adam's moments after some step. So a run that was killed resumes from its newest state and ends with the
-weights of an uninterrupted run.
-
-A run folder:
-
-    run.json            the config of the run             metrics.jsonl       loss, speed and metrics by step
-    config.json         the config of the model           model.safetensors   the newest weights
-    state.pt            the newest training state         tensorboard/        the same curves, for TensorBoard
-    visualizations/     outputs over time                 report.html         all of it on one page
+weights of an uninterrupted run. run_folder.py lists what a run writes.
 """
 
 from __future__ import annotations
@@ -31,8 +24,9 @@ import cutslots
 from cutslots.data.text import data_text
 from cutslots.data.video import Clips
 from cutslots.devices import make_fabric, resolve_accelerator
+from cutslots.files import differences
 from cutslots.models.checkpoints import checkpoint_file, load
-from cutslots.models.discovery import Discovery, build, channels_last
+from cutslots.models.discovery import MODELS, Discovery, build, channels_last
 from cutslots.modules.base import PartModule
 from cutslots.registry import load_plugins
 from cutslots.training.config import TrainConfig
@@ -189,20 +183,10 @@ def _initialized(config: TrainConfig) -> Discovery:
         model = load(cast(str, config.init_from)).train()
     except ValueError as error:
         raise ValueError(f"init_from: {str(error).removeprefix('checkpoint: ')}") from None
-    if model.config != config.model:
-        given, expected = (_flatten(each.registry.to_dict(each)) for each in (cast(Any, model.config), config.model))
-        name = next(name for name in expected | given if given.get(name) != expected.get(name))
-        raise ValueError(
-            f"init_from is {config.init_from}, whose {name} is {given.get(name)}; the run's is {expected.get(name)}"
-        )
+    if model.config is not None and model.config != config.model:
+        names = differences(*(MODELS.to_dict(each) for each in (model.config, config.model)))
+        raise ValueError(f"init_from is {config.init_from}, whose model differs from the run's in {', '.join(names)}")
     return model
-
-
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat
 
 
 class Stop:

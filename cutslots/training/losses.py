@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cutslots.models.discovery import Discovery, DiscoveryOutput, to_float
-from cutslots.registry import PartConfig, Range, Registry
+from cutslots.registry import PartConfig, Range, Registry, Steps
 
 MIN_BLUR = 0.3  # pixels; a smaller blur changes nothing
-MAX_STEPS = 10**9
 
 
 @dataclass(frozen=True)
@@ -48,11 +47,11 @@ class Loss:
 class MSEConfig(LossConfig):
     blur: Annotated[float, Range(0, 2048)] = 0.0
     """Standard deviation in pixels of a blur of the reconstruction error, which decays to zero; 0 for none."""
-    blur_steps: Annotated[int, Range(0, MAX_STEPS)] = 0
+    blur_steps: Steps = 0
     """Steps over which the blur decays, linearly."""
     foreground_penalty: Annotated[float, Range(0, 65_536)] = 0.0
     """Penalty for each pixel not assigned to slot 0, in units of squared error; 0 for none (the paper)."""
-    foreground_penalty_start: Annotated[int, Range(0, MAX_STEPS)] = 0
+    foreground_penalty_start: Steps = 0
     """Step at which the penalty sets in; it rises linearly over as many steps again."""
 
 

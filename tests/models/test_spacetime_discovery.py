@@ -77,7 +77,7 @@ def test_the_layers_for_training_clips_are_made_with_the_model(background_anchor
 def test_a_model_of_modules():
     slots = CutSlots(8, 4, (8, 10), 20, partition=SpacetimePartition(8, 4, (8, 10)))
     model = SpacetimeDiscovery(CNNEncoder(8, (3,)), slots, PixelShuffleDecoder(20, (16, 20)), num_frames=3)
-    assert model.frames == 3 and model.takes_clips and model.spacetime and model.config is None
+    assert model.frames == 3 and model.spacetime and model.config is None
     assert model(torch.rand(1, 2, 3, 16, 20)).masks.shape == (1, 2, 4, 16, 20)
 
 

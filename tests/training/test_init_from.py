@@ -73,16 +73,17 @@ def test_a_run_resumes_without_the_checkpoint_it_started_from(run, tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"slots__num_slots": 4}, "whose slots.num_slots is 3; the run's is 4"),
-        ({"slots__partition": "softmax"}, "whose slots.partition.name is cut; the run's is softmax"),
-        ({"decoder__channels": (4, 4)}, "whose decoder.channels is [8]; the run's is [4, 4]"),
-        ({"image_size": (16, 24)}, "whose image_size is [16, 16]; the run's is [16, 24]"),
-        ({"slots": "slot-attention"}, "whose slots.name is cut-slots; the run's is slot-attention"),
+        ({"slots__num_slots": 4}, "slots.num_slots"),
+        ({"slots__partition": "softmax"}, "slots.partition.name, "),
+        ({"decoder__channels": (4, 4)}, "decoder.channels"),
+        ({"image_size": (16, 24)}, "image_size"),
+        ({"slots": "slot-attention"}, "slots.name, "),
     ],
 )
 def test_a_checkpoint_of_another_model(finished_run, tmp_path, monkeypatch, changes, message):
     said = sentence(monkeypatch, train_command(tmp_path / "new", init_from=finished_run, **changes))
-    assert said == f"cutslots: init_from is {finished_run}, {message}" and not (tmp_path / "new").exists()
+    expected = f"cutslots: init_from is {finished_run}, whose model differs from the run's in {message}"
+    assert said.startswith(expected) and not (tmp_path / "new").exists()
 
 
 def test_a_checkpoint_that_does_not_exist(tmp_path, monkeypatch):
