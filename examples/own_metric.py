@@ -31,7 +31,8 @@ def main() -> None:
         image, true = scenes.get_batch(indices)
         with torch.no_grad():
             predicted = model(image).masks.argmax(1)
-        metrics = image_metrics(true, predicted) | {"background_slots": background_slots(true, predicted)}
+        metrics = image_metrics(true, predicted, model.num_slots)
+        metrics["background_slots"] = background_slots(true, predicted)
         rows.add(indices.tolist(), metrics)
     means = rows.means()
     print(f"ARI-FG {100 * means['ari_fg']:.1f}, {means['background_slots']:.2f} slots share the background")

@@ -301,7 +301,7 @@ def evaluate_fixed_grid(file: Path, options: Options) -> None:
             data = open_dataset(family, "test", (height, width), options.num_images)
             for indices in torch.arange(len(data)).split(32):
                 truth = data.get_batch(indices.numpy(), torch.device("cpu")).mask
-                rows.add(indices.tolist(), metrics.image_metrics(truth, cells.expand_as(truth)))
+                rows.add(indices.tolist(), metrics.image_metrics(truth, cells.expand_as(truth), num_slots))
             results[family] = {"num_slots": num_slots, "num_images": len(data), **rows.means()}
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, json.dumps(results).encode())

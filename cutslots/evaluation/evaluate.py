@@ -95,24 +95,31 @@ def _image_columns(sample: Sample, output: DiscoveryOutput, has_masks: bool) -> 
     if not has_masks:
         return columns
     labels = hard_labels(output, sample.image)
-    return _mask_columns(sample.mask, labels, metrics.image_metrics) | columns
+    return _mask_columns(sample.mask, labels, output.masks.shape[1], metrics.image_metrics) | columns
 
 
 def _video_columns(sample: Sample, outputs: list[DiscoveryOutput]) -> dict[str, Tensor]:
     image = to_float(sample.image)
     errors = [metrics.squared_error(image[:, t], output.reconstruction) for t, output in enumerate(outputs)]
     labels = video_hard_labels(outputs, sample.image)
-    return _mask_columns(sample.mask, labels, metrics.video_metrics) | {"mse": torch.stack(errors).mean(0)}
+    columns = _mask_columns(sample.mask, labels, outputs[0].masks.shape[1], metrics.video_metrics)
+    return columns | {"mse": torch.stack(errors).mean(0)}
 
 
 def _mask_columns(
-    true: Tensor, labels: dict[str, Tensor], metric: Callable[[Tensor, Tensor], dict[str, Tensor]]
+    true: Tensor,
+    labels: dict[str, Tensor],
+    num_slots: int,
+    metric: Callable[[Tensor, Tensor, int], dict[str, Tensor]],
 ) -> dict[str, Tensor]:
-    """Return the number of true objects, and the metrics of every kind of masks under their prefixed names."""
+    """Return the number of true objects, and the metrics of every kind of masks under their prefixed names.
+
+    Labels of every kind are indices of slots: a slot that was merged into another one is empty and keeps its index.
+    """
     columns = {"num_objects": torch.tensor([int((mask.unique() > 0).sum()) for mask in true])}
     for kind, predicted in labels.items():
         prefix = EVALUATED_MASKS[kind].prefix
-        columns |= {prefix + name: value for name, value in metric(true, predicted).items()}
+        columns |= {prefix + name: value for name, value in metric(true, predicted, num_slots).items()}
     return columns
 
 

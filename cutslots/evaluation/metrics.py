@@ -5,13 +5,15 @@ and predicted label k. Counts are exact on every device. True label 0 is the bac
 
 - **ari** is the adjusted Rand index over all pixels. **ari_fg** (ARI-FG) is the same over the pixels of true objects.
   Both are 1 if there are no two groups to distinguish.
-- **miou**, **miou_fg** and **miou_gt** match true masks, the background included, to predicted masks, one to one, with
-  the largest sum of IoUs. The shorter list is padded with empty masks.
-    - miou divides the sum by the number of pairs in which a mask has pixels. This is the definition of CLEVRTEX.
-    - miou_fg does the same without the pair of the background.
-    - miou_gt divides the sum by the number of true masks.
-  Among matchings of equal sum, one with the fewest pairs is taken, so the order of slots does not matter. With nothing
-  to count the metric is 1.
+- **miou**, **miou_fg** and **miou_gt** are those of CLEVRTEX's evaluator for one image (clevrtex_eval.py in
+  github.com/karazijal/clevrtex). True masks, the background included, are matched to the masks of all slots, one to
+  one, with the largest sum of IoUs. The shorter list is padded with empty masks. `num_masks` is the number of slots.
+    - miou divides the sum by the number of pairs in which a mask has pixels.
+    - miou_fg omits the pair of the background from the sum and subtracts 1 from the number of pairs.
+    - miou_gt divides the sum by the number of true masks that have pixels.
+  IoUs are float32. Masks without overlap are paired in the order that SciPy's linear_sum_assignment returns, so the
+  number of pairs, and with it miou and miou_fg, may depend on the order of slots and on the number of empty ones. ARI
+  and miou_gt do not. With nothing to divide by the metric is 1; the evaluator has NaN or infinity there.
 - **Videos** (B, T, ...) are evaluated as one label map over all frames, so an object must keep its label. `frame_ari`
   and `frame_ari_fg` are means over single frames. **id_switches** counts, over all objects of a video, how often the
   label that covers most of an object differs from the one in the last frame in which the object was visible.
@@ -31,21 +33,29 @@ IMAGE_METRICS = ("ari", "ari_fg", "miou", "miou_fg", "miou_gt")
 MIN_VISIBLE = 1e-3  # fraction of a frame's pixels below which an object does not count as visible
 
 
-def image_metrics(true: Tensor, predicted: Tensor) -> dict[str, Tensor]:
+def image_metrics(true: Tensor, predicted: Tensor, num_masks: int | None = None) -> dict[str, Tensor]:
     """Return all metrics of predicted against true labels, integers of shape (B, ...). Values are float64 (B,), CPU.
 
+    `num_masks` is the number of slots, unused ones included. By default it is the largest predicted label of an image,
+    plus one.
+
     >>> true = torch.tensor([[0, 0, 1, 1, 2, 2]])
-    >>> metrics = image_metrics(true, torch.tensor([[5, 5, 3, 3, 3, 3]]))
+    >>> metrics = image_metrics(true, torch.tensor([[5, 5, 3, 3, 3, 3]]), num_masks=6)
     >>> {name: round(value.item(), 3) for name, value in metrics.items()}
     {'ari': 0.444, 'ari_fg': 0.0, 'miou': 0.5, 'miou_fg': 0.25, 'miou_gt': 0.5}
     """
     table = contingency(true, predicted)
-    return {"ari": adjusted_rand_index(table), "ari_fg": adjusted_rand_index(table[:, 1:]), **mean_iou(table)}
+    return _table_metrics(table, num_masks)
 
 
-def video_metrics(true: Tensor, predicted: Tensor) -> dict[str, Tensor]:
+def _table_metrics(table: Tensor, num_masks: int | None) -> dict[str, Tensor]:
+    aris = {"ari": adjusted_rand_index(table), "ari_fg": adjusted_rand_index(table[:, 1:])}
+    return aris | mean_iou(table, num_masks)
+
+
+def video_metrics(true: Tensor, predicted: Tensor, num_masks: int | None = None) -> dict[str, Tensor]:
     """Return all metrics of videos from integer labels (B, T, ...), values (B,): those of `image_metrics` over all
-    frames at once, `frame_ari`, `frame_ari_fg` and `id_switches`.
+    frames at once, `frame_ari`, `frame_ari_fg` and `id_switches`. `num_masks` is the number of tracks.
 
     >>> true = torch.tensor([[[0, 1, 1, 2], [0, 1, 1, 2]]])  # two frames
     >>> metrics = video_metrics(true, torch.tensor([[[3, 4, 4, 5], [3, 5, 5, 4]]]))
@@ -57,13 +67,11 @@ def video_metrics(true: Tensor, predicted: Tensor) -> dict[str, Tensor]:
             f"true has shape {tuple(true.shape)}, predicted {tuple(predicted.shape)}; expected equal (B, T, ...)"
         )
     frames = contingency(true.flatten(0, 1), predicted.flatten(0, 1)).unflatten(0, true.shape[:2])
-    video = frames.sum(1)
     per_frame = {
         f"frame_{name}": adjusted_rand_index(table.flatten(0, 1)).unflatten(0, true.shape[:2]).mean(1)
         for name, table in (("ari", frames), ("ari_fg", frames[:, :, 1:]))
     }
-    metrics = {"ari": adjusted_rand_index(video), "ari_fg": adjusted_rand_index(video[:, 1:]), **mean_iou(video)}
-    return metrics | per_frame | {"id_switches": id_switches(frames)}
+    return _table_metrics(frames.sum(1), num_masks) | per_frame | {"id_switches": id_switches(frames)}
 
 
 def id_switches(frames: Tensor) -> Tensor:
@@ -117,26 +125,43 @@ def adjusted_rand_index(table: Tensor) -> Tensor:
     return value.where((denominator > 0) & (only_true + only_predicted > 0), 1.0)
 
 
-def mean_iou(table: Tensor) -> dict[str, Tensor]:
-    """Return miou, miou_fg and miou_gt, (B,) each, of contingency tables (B, T, K)."""
+def mean_iou(table: Tensor, num_masks: int | None = None) -> dict[str, Tensor]:
+    """Return miou, miou_fg and miou_gt, (B,) each, of contingency tables (B, T, K).
+
+    `num_masks` is the number of predicted masks, empty ones included. By default it is the largest predicted label of
+    an image, plus one.
+    """
     from scipy.optimize import linear_sum_assignment  # slow to import, and `cutslots predict` does not need it
 
+    n, sides = _square_tables(table, num_masks)
+    true_pixels, predicted_pixels = n.sum(2), n.sum(1)
+    union = true_pixels[:, :, None] + predicted_pixels[:, None] - n
+    iou = n.astype(np.float32) / np.maximum(union, 1).astype(np.float32)  # the evaluator's precision
+    sums, counts = np.zeros((2, 3, len(n)))
+    for b, side in enumerate(sides):
+        rows, columns = linear_sum_assignment(iou[b, :side, :side], maximize=True)
+        values = iou[b, rows, columns].astype(np.float64)
+        pairs = ((true_pixels[b, rows] > 0) | (predicted_pixels[b, columns] > 0)).sum()
+        sums[:, b] = values.sum(), values[1:].sum(), values.sum()
+        counts[:, b] = pairs, pairs - 1, (true_pixels[b] > 0).sum()
+    means = np.where(counts > 0, sums / np.maximum(counts, 1), 1.0)
+    return dict(zip(IMAGE_METRICS[2:], torch.from_numpy(means), strict=True))
+
+
+def _square_tables(table: Tensor, num_masks: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return tables padded to squares, (B, S, S), and the number of masks of each image, (B,).
+
+    The number of masks is that of a batch of one image, so metrics do not depend on the other images of a batch.
+    """
     B, T, K = table.shape
-    n = np.zeros((B, max(T, K), max(T, K)))
+    if num_masks is not None and num_masks < K:
+        raise ValueError(f"a predicted label is {K - 1}; expected less than num_masks, {num_masks}")
+    size = max(T, K, num_masks or 0)
+    n = np.zeros((B, size, size), dtype=np.int64)
     n[:, :T, :K] = table.numpy()
-    rows, cols = n.sum(2), n.sum(1)
-    union = rows[:, :, None] + cols[:, None] - n
-    iou = n / np.where(union > 0, union, 1)
-    out = np.zeros((3, B))
-    for b in range(B):
-        # Matchings of equal sum may count different numbers of pairs. Prefer pairs of two masks that have pixels.
-        both = (rows[b][:, None] > 0) & (cols[b] > 0)
-        pairs = linear_sum_assignment(iou[b] + 1e-9 * both, maximize=True)
-        values, counted = iou[b][pairs], (rows[b][pairs[0]] > 0) | (cols[b][pairs[1]] > 0)
-        sums = values.sum(), values[1:].sum(), values.sum()
-        counts = counted.sum(), counted[1:].sum(), (rows[b] > 0).sum()
-        out[:, b] = [s / c if c else 1.0 for s, c in zip(sums, counts, strict=True)]
-    return dict(zip(IMAGE_METRICS[2:], torch.from_numpy(out), strict=True))
+    labels = np.arange(1, size + 1)
+    num_true, num_predicted = (((pixels > 0) * labels).max(1) for pixels in (n.sum(2), n.sum(1)))
+    return n, np.maximum(num_true, num_predicted if num_masks is None else num_masks)
 
 
 def squared_error(image: Tensor, reconstruction: Tensor) -> Tensor:

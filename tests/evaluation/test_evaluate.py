@@ -97,7 +97,7 @@ def test_table_by_hand(plain, checkpoint):
         kinds = {"": output.masks, "partition_": resized, "refined_": refine_masks(output, image)}
         kinds["high_recall_"] = high_recall_masks(kinds["refined_"])
         for prefix, labels in ((prefix, masks.argmax(1)) for prefix, masks in kinds.items()):
-            for name, values in metrics.image_metrics(mask, labels).items():
+            for name, values in metrics.image_metrics(mask, labels, model.num_slots).items():
                 assert [float(rows[i][prefix + name]) for i in chosen] == values.tolist(), name
         mse = (to_float(image) - output.reconstruction).double().square().sum((1, 2, 3))
         assert [float(rows[i]["mse"]) for i in chosen] == pytest.approx(mse.tolist(), rel=1e-6)

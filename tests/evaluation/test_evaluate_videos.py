@@ -109,7 +109,7 @@ def test_table_by_hand(kind, association, evaluated, checkpoints):
     metrics = {
         prefixes[labels_kind] + name: value
         for labels_kind, labels in video_hard_labels(outputs, image).items()
-        for name, value in video_metrics(mask, labels).items()
+        for name, value in video_metrics(mask, labels, model.num_slots).items()
     }
     reconstruction = torch.stack([output.reconstruction for output in outputs], 1)
     errors = (to_float(image) - reconstruction).double().square().sum((2, 3, 4)).mean(1)

@@ -101,8 +101,8 @@ def test_degenerate_labels_agree():
 def test_order_of_slots_does_not_matter(pairs, names):
     true, predicted = zip(*pairs, strict=True)
     one, other = values(true, predicted), values(true, [names[k] for k in predicted])
-    for name in ("ari", "ari_fg", "miou", "miou_gt"):
-        assert one[name] == pytest.approx(other[name])
+    for name in ("ari", "ari_fg", "miou_gt"):  # for miou see test_miou.py
+        assert one[name] == pytest.approx(other[name], abs=1e-6)
 
 
 def test_squared_error_by_hand():
