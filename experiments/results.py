@@ -1,8 +1,12 @@
 """Write docs/results.json and the generated parts of docs/results.md from run folders (see experiments/table.py).
 
-    python -m experiments.results --docs docs    # tables and curves again, from docs/results.json alone
+    python -m experiments.results --docs docs                  # tables and curves again, from docs/results.json alone
+    python -m experiments.results --docs docs --checkpoints    # evaluate the checkpoints of this package again first
 
 A generated part of the page lies between the lines <!-- NAME --> and <!-- end -->, NAME being a function below.
+
+The records of runs of 15 and 16 November 2026 have no `miou` and `miou_fg`: they were computed by another rule than
+that of CLEVRTEX's evaluator, and the weights are lost. Tables of these runs show `miou_gt`, which is the same by both.
 """
 
 from __future__ import annotations
@@ -10,6 +14,9 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -48,13 +55,18 @@ BLENDER = {
     "ours/background-anchored-textured-1": "built-in scenes only, texture ramp",
     "blender/pretrained-1": "the same, then Blender scenes",
 }
-# The runs of the checkpoints that come with the package, by the family of their training data.
+# The checkpoints that come with the package and their runs, by the family of their training data.
 CHECKPOINTS = {
     "plain": ("plain-128", "ours/softmax-plain-0"),
     "textured": ("textured-128", "ours/low-contrast-textured-1"),
 }
+EVALUATIONS = (
+    "cutslots evaluate plain-128 --data plain --num-images 500",
+    "cutslots evaluate textured-128 --data textured ood camo --num-images 500",
+    "cutslots evaluate tiny-64 --data plain:2-5 --num-images 128",
+)
 FAMILIES = ("plain", "textured", "ood", "camo")
-PERCENT_METRICS = ("ari_fg", "ari", "miou", "miou_fg", "miou_gt")
+PERCENT_METRICS = {"ari_fg": "ARI-FG", "ari": "ARI", "miou": "mIoU", "miou_fg": "mIoU-FG", "miou_gt": "mIoU-GT"}
 MASKS = ("decoder", "refined", "high-recall")
 ABLATIONS = {
     "base": "base: cut, reach 0.71 px, temperature 0.5, gamma 0.5, image mean, background by cuts, signed weights",
@@ -92,13 +104,34 @@ def write_results(runs: Path | None, docs: Path, names: Iterable[str] = ()) -> N
         records |= {name: read_record(runs / name) for name in names if (runs / name / "done").is_file()}
         if (runs / "fixed_grid.json").is_file():
             records["fixed_grid"] = json.loads((runs / "fixed_grid.json").read_text())
-        rows = (f"{json.dumps(name)}: {json.dumps(records[name])}" for name in sorted(records))  # a line for each run
-        write_atomically(path, ("{\n" + ",\n".join(rows) + "\n}\n").encode())
+        write_records(path, records)
     write_atomically(page, fill(page, records).encode())
     draw_curves(records, docs / "img" / "results-curves.png")
     if runs is not None:
         draw_images(runs, docs / "img")
     print(f"wrote {page} and figures in {docs / 'img'}")
+
+
+def write_records(path: Path, records: dict[str, Record]) -> None:
+    """Write records, sorted by name, each on a line."""
+    rows = (f"{json.dumps(name)}: {json.dumps(records[name])}" for name in sorted(records))
+    write_atomically(path, ("{\n" + ",\n".join(rows) + "\n}\n").encode())
+
+
+def evaluate_checkpoints(docs: Path, commands: Iterable[str] = EVALUATIONS) -> None:
+    """Evaluate the checkpoints of this package and record it in docs/results.json as checkpoints/NAME."""
+    from experiments.table import machine_facts
+
+    path = docs / "results.json"
+    records: dict[str, Record] = json.loads(path.read_text()) if path.is_file() else {}
+    for command in commands:
+        _, verb, checkpoint, *options = command.split()
+        with tempfile.TemporaryDirectory() as out:
+            arguments = [sys.executable, "-m", "cutslots", verb, checkpoint, *options, "--out", out]
+            subprocess.run(arguments, check=True)
+            scores = _scores(Path(out) / "results.json")
+        records[f"checkpoints/{checkpoint}"] = {"command": command, "machine": machine_facts(), "scores": scores}
+        write_records(path, records)
 
 
 def fill(page: Path, records: dict[str, Record]) -> str:
@@ -120,15 +153,13 @@ def read_record(folder: Path) -> Record:
     lines = read_lines(folder / "metrics.jsonl")
     losses = {line["step"]: line for line in lines if "loss" in line}
     last = losses[max(losses)]
-    curve = [
+    curve = [  # runs without the evaluator's mIoU have three columns
         [line["step"], _seconds(losses, line["step"]), line["val"]["ari_fg"], line["val"]["miou"]]
         for line in lines
         if "ari_fg" in line.get("val", {})
     ]
     refined = [
-        [line["step"], line["val"]["refined_ari_fg"], line["val"]["refined_miou"]]
-        for line in lines
-        if "refined_ari_fg" in line.get("val", {})
+        [line["step"], line["val"]["refined_ari_fg"]] for line in lines if "refined_ari_fg" in line.get("val", {})
     ]
     run = json.loads((folder / "run.json").read_text())
     speed = float(np.median([line["images_per_second"] for line in losses.values()]))
@@ -164,8 +195,7 @@ def summary(records: dict[str, Record]) -> str:
     """Return the refined masks of the shipped checkpoints next to the published results."""
     rows = []
     for family in FAMILIES:
-        checkpoint, run = CHECKPOINTS[trained_on(family)]
-        scores = records.get(run, {}).get("scores", {}).get(family, {})
+        checkpoint, scores = checkpoint_scores(records, family)
         if "refined_miou" not in scores:
             continue
         published = published_results([family])
@@ -175,14 +205,15 @@ def summary(records: dict[str, Record]) -> str:
             cells += [f"{result.metrics[metric]:.1f}" for result in reversed(published)]
         rows.append(cells)
     theirs = "the paper | Slot Attention"
-    return _table(f"scenes | checkpoint | imitates | ARI-FG, ours | {theirs} | mIoU, ours | {theirs}", rows)
+    heads = f"scenes | checkpoint | imitates | ARI-FG, ours | {theirs} | mIoU, ours | {theirs}"
+    return _checkpoint_facts(records) + _table(heads, rows)
 
 
 def against_paper(records: dict[str, Record]) -> str:
     """Return all masks of the shipped checkpoints, and whether they reach the paper's results."""
     rows = []
     for family, kind in itertools.product(FAMILIES, MASKS):
-        scores = records.get(checkpoint_run(family), {}).get("scores", {}).get(family, {})
+        _, scores = checkpoint_scores(records, family)
         if _prefix(kind) + "miou" not in scores:
             continue
         (paper,) = (result.metrics for result in published_results([family]) if result.method == PAPER)
@@ -195,6 +226,22 @@ def against_paper(records: dict[str, Record]) -> str:
     return _table("scenes | masks | ARI-FG, ours | the paper | | mIoU, ours | the paper |", rows)
 
 
+def checkpoint_scores(records: dict[str, Record], family: str) -> tuple[str, dict[str, Any]]:
+    """Return the name of the shipped checkpoint for a family, and its metrics on it; none if it is not evaluated."""
+    checkpoint = CHECKPOINTS[trained_on(family)][0]
+    return checkpoint, records.get(f"checkpoints/{checkpoint}", {}).get("scores", {}).get(family, {})
+
+
+def _checkpoint_facts(records: dict[str, Record]) -> str:
+    """Return the commands, devices and dates of the evaluations of the shipped checkpoints in the tables."""
+    names = [f"checkpoints/{checkpoint}" for checkpoint, _ in CHECKPOINTS.values()]
+    chosen = [records[name] for name in names if name in records]
+    if not chosen:
+        return "\n"
+    commands = ", ".join(f"`{record['command']}`" for record in chosen)
+    return f"{commands}: {_machines(chosen)}.\n\n"
+
+
 def trained_on(family: str) -> str:
     """Return the family that a model evaluated on this one was trained on."""
     return "plain" if family == "plain" else "textured"
@@ -205,7 +252,7 @@ def checkpoint_run(family: str) -> str:
     return CHECKPOINTS[trained_on(family)][1]
 
 
-HEADS = "scenes | method | masks | ARI-FG | ARI | mIoU | mIoU-FG | mIoU-GT | MSE | steps | images/s"
+HEADS = f"scenes | method | masks | {' | '.join(PERCENT_METRICS.values())} | MSE | steps | images/s"
 
 
 def ours(records: dict[str, Record]) -> str:
@@ -227,23 +274,32 @@ def schedule_masks(records: dict[str, Record]) -> str:
 
 def _schedule_table(records: dict[str, Record], kinds: Iterable[str]) -> str:
     """Differences are to the no-cut ablation."""
+    iou, iou_label = _iou_metric(records, "schedule/")
     rows = []
     for family, kind in itertools.product(FAMILIES[1:], kinds):
         found: dict[str, list[list[float]]] = {}
         for method in SCHEDULE:
             runs = [records[name] for seed in range(9) if (name := f"schedule/{method}-textured-{seed}") in records]
             scores = [run["scores"][family] for run in runs if family in run["scores"]]
-            found[method] = [[100 * each[_prefix(kind) + metric] for each in scores] for metric in ("ari_fg", "miou")]
+            found[method] = [[100 * each[_prefix(kind) + metric] for each in scores] for metric in ("ari_fg", iou)]
         for method, values in found.items():
             if values[0]:
                 pairs = zip(values, found["softmax"], strict=True)
                 differences = [difference(*pair) if method != "softmax" else "" for pair in pairs]
                 cells = [family, kind, SCHEDULE[method], str(len(values[0])), *map(mean_and_std, values)]
                 rows.append(cells + differences)
-    heads, more = "scenes | masks | method | seeds | ARI-FG | mIoU", " | ARI-FG, difference | mIoU, difference"
+    heads = f"scenes | masks | method | seeds | ARI-FG | {iou_label}"
+    more = f" | ARI-FG, difference | {iou_label}, difference"
     if not any("".join(row[6:]) for row in rows):  # too few seeds
         rows, more = [row[:6] for row in rows], ""
     return _table(heads + more, rows)
+
+
+def _iou_metric(records: dict[str, Record], prefix: str) -> tuple[str, str]:
+    """Return the mIoU to compare runs by, and its label: mIoU if all runs of a group have it, mIoU-GT otherwise."""
+    runs = [run for name, run in records.items() if name.startswith(prefix)]
+    metric = "miou" if all("miou" in scores for run in runs for scores in run["scores"].values()) else "miou_gt"
+    return metric, PERCENT_METRICS[metric]
 
 
 def score_rows(records: dict[str, Record], family: str, names: dict[str, str]) -> list[list[str]]:
@@ -260,8 +316,14 @@ def score_rows(records: dict[str, Record], family: str, names: dict[str, str]) -
 
 def _by_masks(scores: dict[str, Any]) -> list[list[str]]:
     """Return a list for each kind of masks: its name, and metrics in percent. Older runs have no high-recall masks."""
-    prefixes = {kind: info.prefix for kind, info in EVALUATED_MASKS.items() if info.prefix + "miou" in scores}
-    return [[kind, *(f"{100 * scores[p + metric]:.1f}" for metric in PERCENT_METRICS)] for kind, p in prefixes.items()]
+    prefixes = {kind: info.prefix for kind, info in EVALUATED_MASKS.items() if info.prefix + "ari" in scores}
+    return [[kind, *_percent_cells(scores, prefix)] for kind, prefix in prefixes.items()]
+
+
+def _percent_cells(scores: dict[str, Any], prefix: str = "") -> list[str]:
+    """Return metrics in percent, empty where there is no record."""
+    values = [scores.get(prefix + metric) for metric in PERCENT_METRICS]
+    return ["" if value is None else f"{100 * value:.1f}" for value in values]
 
 
 def _prefix(kind: str) -> str:
@@ -278,8 +340,7 @@ def comparison(records: dict[str, Record]) -> str:
             continue
         rows += found
         if grid := records.get("fixed_grid", {}).get(family):
-            values = [f"{100 * grid[metric]:.1f}" for metric in PERCENT_METRICS]
-            rows.append(["", f"fixed-grid baseline, {grid['num_slots']} cells", "", *values, "", "", ""])
+            rows.append(["", f"fixed-grid baseline, {grid['num_slots']} cells", "", *_percent_cells(grid), "", "", ""])
         for dataset, method, metrics in published_results([family]):
             label = f"{_published_name(method)}, published, {dataset}"
             fg, iou, mse = f"{metrics['ari_fg']:.1f}", f"{metrics['miou']:.1f}", f"{metrics['mse']}"
@@ -297,21 +358,27 @@ def _facts(records: dict[str, Record], prefix: str) -> str:
     if not chosen:
         return "\n"
     seeds = ", ".join(sorted({str(run["seed"]) for run in chosen}))
-    devices = ", ".join(sorted({f"{run['machine']['device']}, torch {run['machine']['torch']}" for run in chosen}))
-    dates = ", ".join(sorted({run["machine"]["date"] for run in chosen}))
     minutes = [run["seconds"] / 60 for run in chosen]
     each = f"{min(minutes):.1f} to {max(minutes):.1f} minutes each"
-    return f"{len(chosen)} runs, seeds {seeds}, {each}, {devices}, {dates}.\n\n"
+    return f"{len(chosen)} runs, seeds {seeds}, {each}, {_machines(chosen)}.\n\n"
 
 
-def first_step(points: list[list[Any]], threshold: float = 0.5) -> int | None:
-    """Return the first step at which the validation ARI-FG reached a threshold: of a run's "curve" or "refined"."""
-    return next((step for step, *_, ari_fg, _ in points if ari_fg >= threshold), None)
+def _machines(records: list[Record]) -> str:
+    machines = [record["machine"] for record in records]
+    devices = sorted({f"{machine['device']}, torch {machine['torch']}" for machine in machines})
+    return ", ".join(devices + sorted({machine["date"] for machine in machines}))
+
+
+def first_step(run: Record, kind: str = "curve", threshold: float = 0.5) -> int | None:
+    """Return the first step at which the validation ARI-FG of a run's "curve" or "refined" reached a threshold."""
+    column = 2 if kind == "curve" else 1  # a curve has seconds
+    return next((point[0] for point in run[kind] if point[column] >= threshold), None)
 
 
 def ablations(records: dict[str, Record]) -> str:
     """Return the ablations over seeds. Differences are to the base."""
     rows = []
+    iou, iou_label = _iou_metric(records, "ablations/")
     for name, label in ABLATIONS.items():
         base = "plain-base" if name.startswith("plain") else "base"
         runs, bases = (
@@ -319,26 +386,26 @@ def ablations(records: dict[str, Record]) -> str:
             for each in (name, base)
         )
         if runs:
-            rows.append([label, str(len(runs)), *_ablation_cells(runs, bases, name)])
+            rows.append([label, str(len(runs)), *_ablation_cells(runs, bases, name, iou)])
     for scenes in ("textured", "plain"):
         grid = records.get("fixed_grid", {}).get(f"{scenes}:3-6")
         if grid and rows:
-            cells = [f"{100 * grid[metric]:.1f}" for metric in ("ari_fg", "miou")]
+            cells = [f"{100 * grid[metric]:.1f}" for metric in ("ari_fg", iou)]
             label = f"{scenes} scenes: fixed-grid baseline, {grid['num_slots']} cells"
             rows.append([label, "", *cells, *[""] * 4])
-    heads = "change | seeds | ARI-FG | mIoU | ARI-FG, camo | steps to ARI-FG 50"
-    return _facts(records, "ablations/") + _table(f"{heads} | ARI-FG, difference | mIoU, difference", rows)
+    heads = f"change | seeds | ARI-FG | {iou_label} | ARI-FG, camo | steps to ARI-FG 50"
+    return _facts(records, "ablations/") + _table(f"{heads} | ARI-FG, difference | {iou_label}, difference", rows)
 
 
-def _ablation_cells(runs: list[Record], bases: list[Record], name: str) -> list[str]:
+def _ablation_cells(runs: list[Record], bases: list[Record], name: str, iou: str) -> list[str]:
     family = "plain:3-6" if name.startswith("plain") else "textured:3-6"
     cells = []
-    for data, metric in ((family, "ari_fg"), (family, "miou"), ("camo:3-6", "ari_fg")):
+    for data, metric in ((family, "ari_fg"), (family, iou), ("camo:3-6", "ari_fg")):
         cells.append(mean_and_std([100 * run["scores"][data][metric] for run in runs if data in run["scores"]]))
-    steps = [first_step(run["curve"]) for run in runs]
+    steps = [first_step(run) for run in runs]
     known = [step for step in steps if step is not None]
     cells.append(mean_and_std(known, 0) + ("" if len(known) == len(steps) else f" ({len(steps) - len(known)} never)"))
-    for metric in ("ari_fg", "miou"):
+    for metric in ("ari_fg", iou):
         values = ([100 * run["scores"][family][metric] for run in some] for some in (runs, bases))
         cells.append("" if name.endswith("base") else difference(*values))
     return cells
@@ -364,7 +431,7 @@ def mean_and_std(values: list[Any], digits: int = 1) -> str:
 
 
 def early_training(records: dict[str, Record]) -> str:
-    """Return ARI-FG and mIoU of runs on textured scenes by step."""
+    """Return ARI-FG of runs on textured scenes by step, and mIoU where it is recorded."""
     names = {
         f"{'early_training' if seed else 'comparison'}/{method}-textured-{seed}": label
         for method, label in COMPARISON.items()
@@ -376,10 +443,12 @@ def early_training(records: dict[str, Record]) -> str:
     rows = []
     for name, label in names.items():
         if run := records.get(name):
-            at = {step: (ari_fg, miou) for step, _, ari_fg, miou in run["curve"]}
-            steps = range(500, 3001, 500)
-            cells = [f"{100 * at[step][0]:.1f} / {100 * at[step][1]:.0f}" if step in at else "" for step in steps]
-            reached = [f"{step:,}" if (step := first_step(run[kind])) else "never" for kind in ("curve", "refined")]
+            at = {
+                step: " / ".join([f"{100 * ari_fg:.1f}", *(f"{100 * value:.0f}" for value in miou)])
+                for step, _, ari_fg, *miou in run["curve"]
+            }
+            cells = [at.get(step, "") for step in range(500, 3001, 500)]
+            reached = [f"{step:,}" if (step := first_step(run, kind)) else "never" for kind in ("curve", "refined")]
             rows.append([label, str(run["seed"]), str(run["batch_size"]), *cells, *reached])
     steps_heads = "500 | 1,000 | 1,500 | 2,000 | 2,500 | 3,000"
     return _table(f"method | seed | batch size | {steps_heads} | first step at 50 | refined masks", rows)
@@ -393,14 +462,18 @@ def blender(records: dict[str, Record]) -> str:
             facts = [f"{scores['mse']:.0f}", f"{records[name]['steps']:,}", str(scores["num_images"])]
             for i, cells in enumerate(_by_masks(scores)):
                 rows.append([source if i == 0 else "", *cells, *(facts if i == 0 else [""] * 3)])
-    return _table("trained on | masks | ARI-FG | ARI | mIoU | mIoU-FG | mIoU-GT | MSE | steps | images", rows)
+    return _table(f"trained on | masks | {' | '.join(PERCENT_METRICS.values())} | MSE | steps | images", rows)
 
 
 def _table(heads: str, rows: list[list[str]]) -> str:
+    """Return a table without the mIoU columns in which no row has a value."""
     if not rows:
         return "There are no such runs yet.\n"
-    lines = [f"| {heads} |", "|" + "---|" * (heads.count("|") + 1)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+    columns = list(zip(map(str.strip, heads.split("|")), *rows, strict=True))
+    shown = [head for head, *cells in columns if any(cells) or head not in PERCENT_METRICS.values()]
+    lines = ["| " + " | ".join(row) + " |" for row in zip(*(c for c in columns if c[0] in shown), strict=True)]
+    lines.insert(1, "|" + "---|" * len(shown))
+    return "\n".join(lines) + "\n"
 
 
 GENERATED: tuple[Callable[[dict[str, Record]], str], ...] = (
@@ -431,8 +504,8 @@ def draw_curves(records: dict[str, Record], file: Path) -> None:
         for i, (name, label) in enumerate(names.items()):
             run = records.get(name)
             if run and family in name:
-                images = [step * run["batch_size"] / 1000 for step, _, _, _ in run["curve"]]
-                scores = [100 * ari_fg for _, _, ari_fg, _ in run["curve"]]
+                images = [step * run["batch_size"] / 1000 for step, *_ in run["curve"]]
+                scores = [100 * ari_fg for _, _, ari_fg, *_ in run["curve"]]
                 axis.plot(images, scores, color=f"C{i}", linestyle="--" if "ours" in name else "-", label=label)
         if grid := records.get("fixed_grid", {}).get(family):
             axis.axhline(100 * grid["ari_fg"], color="grey", linestyle=":", label="fixed-grid baseline (test)")
@@ -467,8 +540,13 @@ def draw_images(runs: Path, folder: Path) -> None:
             write_atomically(folder / f"results-{family}.png", encode_png(grid))
 
 
-def main(docs: Path = Path("docs")) -> None:
-    """Write the tables and the curves of results.md again, from results.json."""
+def main(docs: Path = Path("docs"), checkpoints: bool = False) -> None:
+    """Write the tables and the curves of results.md again, from results.json.
+
+    With `checkpoints`, the checkpoints of this package are evaluated first.
+    """
+    if checkpoints:
+        evaluate_checkpoints(docs)
     write_results(None, docs)
 
 

@@ -251,7 +251,7 @@ def run_one(folder: Path, run: Run, options: Options) -> None:
 
     if not is_imported(folder):
         train(replace(run.config, out=folder, cache_dir=options.runs / "cache", checkpoint_minutes=2.0))
-        write_machine(folder / "machine.json")
+        write_atomically(folder / "machine.json", json.dumps(machine_facts()).encode())
     fabric = make_fabric("auto", 1, 1, "32-true")
     built_in = (options.runs / "comparison/free-textured-0", options.runs / PRETRAINED)
     if options.blender is not None and (run.group == "blender" or folder in built_in):
@@ -270,12 +270,13 @@ def is_imported(folder: Path) -> bool:
     return (folder / "model.safetensors").is_file() and not (folder / "state.pt").is_file()
 
 
-def write_machine(file: Path) -> None:
+def machine_facts() -> dict[str, str]:
+    """Return the device, the versions and the date."""
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
     facts = {"device": device, "torch": torch.__version__, "python": platform.python_version()}
-    write_atomically(file, json.dumps(facts | {"date": f"{datetime.date.today()}"}).encode())
+    return facts | {"date": f"{datetime.date.today()}"}
 
 
 def evaluate_fixed_grid(file: Path, options: Options) -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from cutslots.evaluation.labels import EVALUATED_MASKS
 from cutslots.models.checkpoints import save
 from cutslots.models.discovery import build
 from cutslots.training.presets import PRESETS
 from experiments import results
 from experiments.results import (
     COMPARISON,
+    EVALUATIONS,
     GENERATED,
     OURS,
     SCHEDULE,
@@ -21,6 +23,7 @@ from experiments.results import (
     checkpoint_run,
     comparison,
     early_training,
+    evaluate_checkpoints,
     first_step,
     main,
     mean_and_std,
@@ -36,6 +39,7 @@ NAMES = [make.__name__ for make in GENERATED]
 PAGE = "# Results\n\n" + "".join(f"Before {n}.\n\n<!-- {n} -->\nold\n<!-- end -->\n\n" for n in NAMES) + "The end.\n"
 
 PLAIN, TEXTURED = checkpoint_run("plain"), checkpoint_run("textured")
+MACHINE = {"device": "a device", "torch": "2.6", "python": "3.11", "date": "2026-11-15"}
 
 
 def scores_of(ari_fg, miou=0.3, num_images=100):
@@ -47,10 +51,29 @@ def scores_of(ari_fg, miou=0.3, num_images=100):
 
 
 def run_record(scores=None, curve=(), seed=0, **changes):
-    machine = {"device": "a device", "torch": "2.6", "python": "3.11", "date": "2026-11-15"}
     record = {"seed": seed, "steps": 12_345, "batch_size": 32, "seconds": 510, "images_per_second": 1_234}
-    record |= {"machine": machine, "curve": [list(x) for x in curve], "refined": [], "scores": scores or {}}
+    record |= {"machine": MACHINE, "curve": [list(x) for x in curve], "refined": [], "scores": scores or {}}
     return record | {"blender": {}} | changes
+
+
+def checkpoint_records(**scores):
+    """Return the evaluations of plain-128 and textured-128 by their metrics on families."""
+    plain = {family: means for family, means in scores.items() if family == "plain"}
+    others = {family: means for family, means in scores.items() if family != "plain"}
+    return {
+        f"checkpoints/{name}": {"command": f"cutslots evaluate {name}", "machine": MACHINE, "scores": means}
+        for name, means in (("plain-128", plain), ("textured-128", others))
+        if means
+    }
+
+
+def without_miou(scores):
+    """Return scores as runs have them that were evaluated by another rule than the evaluator's."""
+    return {name: value for name, value in scores.items() if not name.endswith(("miou", "miou_fg"))}
+
+
+def head(text):
+    return next(line for line in text.splitlines() if line.startswith("|"))
 
 
 def rows(text):
@@ -67,23 +90,22 @@ def rows(text):
 
 
 def test_summary_has_refined_masks_and_published_results():
-    records = {
-        PLAIN: run_record({"plain": scores_of(0.9541, 0.4903)}),
-        TEXTURED: run_record({"textured": scores_of(0.802, 0.5)}),
-    }
-    assert rows(summary(records)) == [
+    records = checkpoint_records(plain=scores_of(0.9541, 0.4903), textured=scores_of(0.802, 0.5))
+    text = summary(records)
+    commands = "`cutslots evaluate plain-128`, `cutslots evaluate textured-128`"
+    assert text.startswith(f"{commands}: a device, torch 2.6, 2026-11-15.\n\n|")
+    assert rows(text) == [
         ["plain", "`plain-128`", "CLEVR", "97.4", "95.4", "95.9", "51.0", "49.0", "36.6"],
         ["textured", "`textured-128`", "CLEVRTEX", "82.2", "80.2", "62.4", "52.0", "42.4", "22.6"],
     ]
     assert rows(summary({})) == []
+    runs = {PLAIN: run_record({"plain": scores_of(0.9)})}
+    assert rows(summary(runs)) == rows(against_paper(runs)) == [], "these tables are of the checkpoints of this package"
 
 
 def test_results_that_are_reached_and_not_reached():
-    records = {
-        PLAIN: run_record({"plain": scores_of(0.9541, 0.4903)}),
-        TEXTURED: run_record({"textured": scores_of(0.802, 0.5), "camo": scores_of(0.7, 0.389)}),
-    }
-    assert rows(against_paper(records)) == [
+    plain, textured, camo = scores_of(0.9541, 0.4903), scores_of(0.802, 0.5), scores_of(0.7, 0.389)
+    assert rows(against_paper(checkpoint_records(plain=plain, textured=textured, camo=camo))) == [
         ["plain", "decoder", "95.4", "95.4", "reached", "49.0", "49.0", "not reached"],
         ["plain", "refined", "97.4", "95.4", "reached", "51.0", "49.0", "reached"],
         ["plain", "high-recall", "98.4", "95.4", "reached", "52.0", "49.0", "reached"],
@@ -135,10 +157,54 @@ def test_table_of_ours():
     assert rows(ours({})) == []
 
 
+def test_runs_without_miou_have_miou_gt():
+    old = without_miou(scores_of(0.9))
+    records = {"ours/softmax-plain-0": run_record({"plain": old})}
+    assert head(ours(records)) == "| scenes | method | masks | ARI-FG | ARI | mIoU-GT | MSE | steps | images/s |"
+    assert rows(ours(records))[1] == ["", "", "refined", "92.0", "43.0", "37.0", "", "", ""]
+    records["ours/softmax-textured-0"] = run_record({"textured": scores_of(0.8)})
+    found = rows(ours(records))
+    assert found[1] == ["", "", "refined", "92.0", "43.0", "", "", "37.0", "", "", ""], "empty in a table with others"
+    assert found[5][3:8] == ["82.0", "43.0", "32.0", "35.0", "37.0"]
+
+
+def test_comparison_of_runs_without_miou_has_published_miou():
+    records = {"comparison/free-plain-0": run_record({"plain": without_miou(scores_of(0.9))})}
+    found = rows(comparison(records))
+    assert "| ARI | mIoU | mIoU-GT | MSE |" in head(comparison(records)), "no row has mIoU-FG"
+    assert found[0][3:8] == ["90.0", "41.0", "", "35.0", "123"] and found[-1][5:7] == ["49.0", ""]
+
+
+def test_seeds_without_miou_are_compared_by_miou_gt():
+    """A group is compared by one metric: the one that all of its runs have."""
+    records = {**ablation("base", 0.60, 0.62), **ablation("softmax", 0.50, 0.51)}
+    assert "| ARI-FG | mIoU | ARI-FG, camo |" in head(ablations(records))
+    assert rows(ablations(records))[1][3] == "30.0 ± 0.0"
+    run = records["ablations/softmax-1"]
+    run["scores"] = {"textured:3-6": without_miou(scores_of(0.51)) | {"miou_gt": 0.25}}
+    text = ablations(records)
+    assert "| ARI-FG | mIoU-GT | ARI-FG, camo |" in head(text)
+    assert head(text).endswith("| ARI-FG, difference | mIoU-GT, difference |")
+    assert [row[3] for row in rows(text)] == ["35.0 ± 0.0", "30.0 ± 7.1"] and rows(text)[1][-1] == "-5.0"
+
+
+def test_schedule_without_miou_is_compared_by_miou_gt():
+    methods = ("background-anchored", "softmax")
+    records = {
+        f"schedule/{method}-textured-{seed}": run_record({"camo": without_miou(scores_of(0.5 + seed / 10))}, seed=seed)
+        for method in methods
+        for seed in range(2)
+    }
+    text = schedule(records)
+    assert head(text).endswith("| ARI-FG | mIoU-GT | ARI-FG, difference | mIoU-GT, difference |")
+    assert rows(text)[0][5] == "37.0 ± 0.0"
+
+
 def test_masks_without_scores_are_left_out():
     """Older runs have no high-recall masks."""
     old = {name: value for name, value in scores_of(0.9).items() if not name.startswith("high_recall")}
     records = {
+        **checkpoint_records(plain=old),
         PLAIN: run_record({"plain": old}),
         "comparison/free-plain-0": run_record({"plain": old}, blender={"images": old}),
     }
@@ -216,10 +282,12 @@ def test_mean_and_std():
 
 
 def test_first_step_at_a_threshold():
-    curve = [[500, 1, 0.3, 0], [1000, 2, 0.499, 0], [1500, 3, 0.5, 0], [2000, 4, 0.4, 0], [2500, 5, 0.9, 0]]
-    assert first_step(curve) == 1500 and first_step(curve, 0.3) == 500 and first_step(curve, 0.95) is None
-    assert first_step([[500, 0.4, 0.9], [1000, 0.6, 0.1]]) == 1000, "refined masks have no seconds"
-    assert first_step([]) is None
+    curve = [[500, 1, 0.3], [1000, 2, 0.499], [1500, 3, 0.5, 0], [2000, 4, 0.4], [2500, 5, 0.9]]  # one with mIoU
+    run = {"curve": curve, "refined": [[500, 0.4], [1000, 0.6]]}
+    assert first_step(run) == 1500
+    assert first_step(run, threshold=0.3) == 500 and first_step(run, threshold=0.95) is None
+    assert first_step(run, "refined") == 1000, "refined masks have no seconds"
+    assert first_step({"curve": []}) is None
 
 
 def test_table_of_early_training():
@@ -230,9 +298,9 @@ def test_table_of_early_training():
         "comparison/paper-textured-0": run_record(curve=[(3000, 1.0, 0.123, 0.2)], batch_size=64),
         "early_training/free-textured-0": run_record(curve=curve, steps=1),  # seed 0 is that of the comparison
     }
-    refined = [[step, ari_fg + 0.15, miou] for step, _, ari_fg, miou in curve]
+    refined = [[step, ari_fg + 0.15] for step, _, ari_fg, _ in curve]
     records["ours/background-anchored-textured-1"] = run_record(curve=curve[1::2], seed=1, refined=refined[1::2])
-    records["ours/softmax-textured-0"] = run_record(curve=curve[:1], refined=refined[:1])
+    records["ours/softmax-textured-0"] = run_record(curve=[curve[0][:3]], refined=refined[:1])
     steps = ["10.0 / 20", "20.0 / 20", "30.0 / 20", "40.0 / 20", "50.0 / 20", "60.0 / 20"]
     every_other = ["", steps[1], "", steps[3], "", steps[5]]
     assert rows(early_training(records)) == [
@@ -240,7 +308,7 @@ def test_table_of_early_training():
         [COMPARISON["free"], "0", "32", *steps, "2,500", "never"],
         [COMPARISON["free"], "2", "32", *steps[:2], "", "", "", "", "never", "never"],
         [OURS["background-anchored-textured-1"], "1", "32", *every_other, "3,000", "2,000"],
-        [OURS["softmax-textured-0"], "0", "32", steps[0], "", "", "", "", "", "never", "never"],
+        [OURS["softmax-textured-0"], "0", "32", "10.0", "", "", "", "", "", "never", "never"],
     ]
 
 
@@ -301,7 +369,7 @@ def runs(tmp_path):
         ]
         (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, logged)) + '\n{"step": 8')
         (folder / "run.json").write_text(json.dumps({"seed": 1, "batch_size": 16, "lr": 0.1}))
-        (folder / "machine.json").write_text(json.dumps(run_record()["machine"]))
+        (folder / "machine.json").write_text(json.dumps(MACHINE))
         (folder / "evaluation" / "results.json").write_text(json.dumps({"results": {data: scores_of(0.96, 0.5)}}))
         (folder / "done").touch()
     return tmp_path / "runs"
@@ -321,9 +389,9 @@ def test_record_of_a_run_folder(runs):
         "batch_size": 16,
         "seconds": 31,
         "images_per_second": 200,
-        "machine": run_record()["machine"],
+        "machine": MACHINE,
         "curve": [[40, 20.4, 0.3, 0.2], [60, 30.6, 0.6, 0.4]],
-        "refined": [[60, 0.7, 0.5]],
+        "refined": [[60, 0.7]],
         "scores": {"textured": scores_of(0.96, 0.5)},
         "blender": {},
     }
@@ -342,8 +410,7 @@ def test_only_generated_parts_of_the_page_change(runs, docs):
     parts = generated_parts(docs)
     for make in GENERATED:
         assert parts[make.__name__] == make(records)
-    expected = ["textured", "decoder", "96.0", "80.2", "reached", "50.0", "42.4", "reached"]
-    assert rows(parts["against_paper"])[0] == expected
+    assert rows(parts["ours"])[0][2:6] == ["decoder", "96.0", "41.0", "50.0"]
     text = (docs / "results.md").read_text()
     for name, part in parts.items():
         text = text.replace(f"<!-- {name} -->\n{part}", f"<!-- {name} -->\nold\n")
@@ -369,17 +436,19 @@ def test_page_is_made_from_records_alone(runs, docs):
 
 
 def test_records_without_a_run_folder_are_kept(runs, docs):
-    (docs / "results.json").write_text(json.dumps({PLAIN: run_record({"plain": scores_of(0.9)})}))
+    kept = {PLAIN: run_record({"plain": scores_of(0.9)}), **checkpoint_records(plain=scores_of(0.9))}
+    (docs / "results.json").write_text(json.dumps(kept))
     write_results(runs, docs, [TEXTURED, PLAIN])
-    found = [row[0] for row in rows(generated_parts(docs)["against_paper"])]
-    assert found == ["plain"] * 3 + ["textured"] * 3
+    parts = generated_parts(docs)
+    assert [row[0] for row in rows(parts["ours"])[::4]] == ["plain", "textured"]
+    assert [row[0] for row in rows(parts["against_paper"])] == ["plain"] * 3
 
 
 def test_unfinished_runs_are_left_out(runs, docs):
     (runs / TEXTURED / "done").unlink()
     write_results(runs, docs, [TEXTURED, "ablations/base-1"])
     assert list(json.loads((docs / "results.json").read_text())) == ["ablations/base-1"]
-    assert rows(generated_parts(docs)["against_paper"]) == []
+    assert rows(generated_parts(docs)["ours"]) == []
     assert not (docs / "img").exists(), "there are no curves to draw"
 
 
@@ -388,6 +457,18 @@ def test_records_are_sorted_one_on_a_line(runs, docs):
     first, *records, last = (docs / "results.json").read_text().splitlines()
     assert (first, last) == ("{", "}")
     assert [line.split('"')[1] for line in records] == ["ablations/base-1", TEXTURED]
+
+
+def test_checkpoints_are_evaluated_and_recorded(docs):
+    command = "cutslots evaluate tiny-64 --data plain:2-5 --num-images 2"
+    (docs / "results.json").write_text(json.dumps({PLAIN: run_record()}))
+    evaluate_checkpoints(docs, [command])
+    records = json.loads((docs / "results.json").read_text())
+    assert set(records) == {"checkpoints/tiny-64", PLAIN}
+    record = records["checkpoints/tiny-64"]
+    assert record["command"] == command and set(record["machine"]) == set(MACHINE)
+    assert record["scores"]["plain:2-5"]["num_images"] == 2
+    assert {"miou", "refined_miou", "high_recall_miou_fg"} <= set(record["scores"]["plain:2-5"])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -414,3 +495,20 @@ def test_page_in_the_repository_is_up_to_date():
     docs = Path(__file__).parents[2] / "docs"
     records = json.loads((docs / "results.json").read_text())
     assert results.fill(docs / "results.md", records) == (docs / "results.md").read_text()
+
+
+def test_checkpoints_of_this_package_are_recorded():
+    """Their records are of the commands of EVALUATIONS, and of the model cards."""
+    root = Path(__file__).parents[2]
+    records = json.loads((root / "docs" / "results.json").read_text())
+    for command in EVALUATIONS:
+        checkpoint = command.split()[2]
+        record = records[f"checkpoints/{checkpoint}"]
+        card = (root / "cutslots" / "models" / "weights" / checkpoint / "README.md").read_text()
+        assert record["command"] == command and f"`{command}`" in card
+        for family, scores in record["scores"].items():
+            for kind in ("decoder", "refined", "high-recall"):
+                prefix = EVALUATED_MASKS[kind].prefix
+                values = [f"{100 * scores[prefix + metric]:.1f}" for metric in ("ari_fg", "ari", "miou")]
+                scenes = "" if family == "plain:2-5" else f"| `{family}` "
+                assert f"{scenes}| {kind} | {' | '.join(values)} |" in card
