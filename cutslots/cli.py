@@ -24,6 +24,16 @@ from cutslots.models.associations import Association
 from cutslots.models.mask_kinds import MaskKind
 
 Split = Literal["train", "val", "test"]
+PublishedDataset = Literal[
+    "clevr",
+    "clevrtex",
+    "clevrtex-ood",
+    "clevrtex-camo",
+    "clevrtex-pbg",
+    "clevrtex-vbg",
+    "clevrtex-grassbg",
+    "movi-a",
+]
 Accelerator = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "32-true", "bf16-mixed"]
 Checkpoint = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
@@ -207,11 +217,11 @@ def generate(
 
 
 def prepare(
-    dataset: tyro.conf.Positional[Literal["clevr", "clevrtex", "clevrtex-ood", "clevrtex-camo", "movi-a"]],
+    dataset: tyro.conf.Positional[PublishedDataset],
     source: Path,
     out: Out,
-    size: int = 128,
-    protocol: Literal["clevrtex", "slot-attention"] = "clevrtex",
+    size: int | None = None,
+    protocol: Literal["clevrtex", "slot-attention", "savi"] = "clevrtex",
     workers: int | None = None,
     overwrite: bool = False,
 ) -> None:
@@ -222,9 +232,9 @@ def prepare(
         source: clevr: the .tfrecords file. clevrtex: the unpacked folder, or that of the tar or zip files. movi-a: the
             TFDS folder.
         out: The folder to write to. Run the same command again to resume.
-        size: Height and width of the images, in pixels.
-        protocol: Whose crop and splits. slot-attention is for clevr: rows 29-220, the first 70,000 images for
-            training, and scenes of at most 6 objects.
+        size: Height and width of the images, in pixels; by default 128, for the protocol savi 64.
+        protocol: Whose crop, resizing and splits. slot-attention is for clevr: rows 29-220, the first 70,000 images for
+            training, and scenes of at most 6 objects. savi is for movi-a: whole frames.
         workers: Threads that decode images; by default one for each core.
         overwrite: Replace another cache in the folder.
     """

@@ -8,7 +8,7 @@ In reading order:
                                       the registered datasets: scenes, prepared caches, folders of images
     video.py, memory.py               frames and clips of videos; datasets in memory
     prepare.py                        `cutslots prepare`: published files to a cache
-    published.py, source.py, clevr.py, clevrtex.py, movi.py, archives.py, tfrecord.py
+    published.py, source.py, resize.py, clevr.py, clevrtex.py, movi.py, archives.py, tfrecord.py
                                       the published datasets and their file formats
     inspect.py                        `cutslots inspect`
 """

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
+from cutslots.data.resize import crop_image, crop_mask
 from cutslots.data.source import (
     HEIGHT,
     MAX_OBJECTS,
@@ -19,9 +19,6 @@ from cutslots.data.source import (
     Source,
     SourceRecord,
     Splits,
-    center_box,
-    crop_image,
-    crop_mask,
 )
 from cutslots.data.tfrecord import Feature, parse_example, read_records
 
@@ -42,7 +39,7 @@ class Clevr(Source):
                 f"{source} holds {len(found)} *.tfrecords; expected clevr_with_masks_train.tfrecords or its folder"
             )
         self.path, self.size, self.protocol = found[0], size, protocol
-        self.box = CLEVR.protocols[protocol].crop or center_box(WIDTH, HEIGHT)
+        self.box, self.resize = CLEVR.protocols[protocol].box(WIDTH, HEIGHT), CLEVR.protocols[protocol].resize
         self.files = [(self.path, self.path.stat().st_size)]
 
     def records(self) -> Iterator[SourceRecord]:
@@ -51,11 +48,9 @@ class Clevr(Source):
 
     def _load(self, record: bytes) -> Row:
         image, mask, visibility = self._features(parse_example(record))
-        layers = crop_mask(mask, self.box, self.size)
-        left, top, right, bottom = self.box
-        inside = np.ascontiguousarray(image[top:bottom, left:right])
+        layers = crop_mask(mask, self.box, self.size, self.resize)
         return {
-            "images": crop_image(Image.fromarray(inside), (0, 0, right - left, bottom - top), self.size)[None],
+            "images": crop_image(image, self.box, self.size, self.resize)[None],
             "masks": layers.argmax(0).astype(np.uint8)[None],
             # Visibility counts the background too.
             "objects": np.array((visibility > 0).sum() - 1, dtype=np.uint8),
@@ -90,7 +85,8 @@ CLEVR = DatasetSpec(
     100_000,
     Clevr,
     {
-        "clevrtex": Protocol(center_box(WIDTH, HEIGHT)),
-        "slot-attention": Protocol((64, 29, 256, 221), num_objects=(0, 6)),
+        # CLEVRTEX's experiments read CLEVR as tensors, CLEVRTEX itself with Pillow.
+        "clevrtex": Protocol(0.8, "torch"),
+        "slot-attention": Protocol((64, 29, 256, 221), "tensorflow", num_objects=(0, 6)),
     },
 )

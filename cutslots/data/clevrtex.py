@@ -1,4 +1,4 @@
-"""CLEVRTEX and its variants OOD (outd) and CAMO: PNGs in folders, or in tar and zip archives."""
+"""CLEVRTEX and its variants: PNGs in folders, or in tar and zip archives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from cutslots.data.archives import ARCHIVE_EXTENSIONS, list_archive, read_archive
+from cutslots.data.resize import crop_image, crop_mask
 from cutslots.data.source import (
     HEIGHT,
     WIDTH,
@@ -17,10 +20,7 @@ from cutslots.data.source import (
     Source,
     SourceRecord,
     Splits,
-    center_box,
     count_objects,
-    crop_image,
-    crop_mask,
     decode_labels,
     decode_png,
 )
@@ -32,7 +32,7 @@ class Clevrtex(Source):
 
     def __init__(self, source: Path, size: int, protocol: str, variant: str) -> None:
         self.source, self.size, self.variant = source, size, variant
-        self.box = center_box(WIDTH, HEIGHT)
+        self.box, self.resize = PROTOCOLS[protocol].box(WIDTH, HEIGHT), PROTOCOLS[protocol].resize
         self.name = re.compile(rf"CLEVRTEX_{variant}_(\d{{6}})(_flat)?\.png")
         self.archives = [source] if source.is_file() else []
         found = [] if self.archives else sorted(source.rglob("CLEVRTEX_*.png"))
@@ -98,11 +98,13 @@ class Clevrtex(Source):
             raise ValueError(f"its mask {mask.name}: {error}") from None
 
     def _load_image(self, data: bytes) -> Row:
-        return {"images": crop_image(decode_png(data, ("RGB", "RGBA"), (WIDTH, HEIGHT)), self.box, self.size)[None]}
+        image = decode_png(data, ("RGB", "RGBA"), (WIDTH, HEIGHT)).convert("RGB")
+        return {"images": crop_image(np.asarray(image), self.box, self.size, self.resize)[None]}
 
     def _load_mask(self, data: bytes) -> Row:
         labels = decode_labels(data, (WIDTH, HEIGHT))
-        return {"masks": crop_mask(labels, self.box, self.size)[None], "objects": count_objects(labels)}
+        masks = crop_mask(labels, self.box, self.size, self.resize)
+        return {"masks": masks[None], "objects": count_objects(labels)}
 
     def splits(self, num_rows: int) -> Splits:
         if self.variant == "outd":  # only for evaluation
@@ -116,11 +118,17 @@ def _read_bytes(path: Path) -> bytes:
         return path.read_bytes()
 
 
-def _spec(variant: str, count: int | None, title: str) -> DatasetSpec:
-    protocols = {"clevrtex": Protocol(center_box(WIDTH, HEIGHT))}
-    return DatasetSpec(title, count, partial(Clevrtex, variant=variant), protocols)
+PROTOCOLS = {"clevrtex": Protocol(0.8, "pillow")}
+
+
+def _spec(variant: str, count: int, title: str) -> DatasetSpec:
+    return DatasetSpec(title, count, partial(Clevrtex, variant=variant), PROTOCOLS)
 
 
 CLEVRTEX = _spec("full", 50_000, "CLEVRTEX")
 CLEVRTEX_OOD = _spec("outd", 10_000, "CLEVRTEX, out of distribution")
-CLEVRTEX_CAMO = _spec("camo", None, "CLEVRTEX, camouflage")
+# The number of images of these is that of the 20 folders of 1,000 which Invariant Slot Attention's preprocessing reads.
+CLEVRTEX_CAMO = _spec("camo", 20_000, "CLEVRTEX, camouflage")
+CLEVRTEX_PBG = _spec("pbg", 20_000, "CLEVRTEX, plain background")
+CLEVRTEX_VBG = _spec("vbg", 20_000, "CLEVRTEX, varied background")
+CLEVRTEX_GRASSBG = _spec("grassbg", 20_000, "CLEVRTEX, grass background")

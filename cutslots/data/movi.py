@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cutslots.data.resize import crop_image, crop_mask
 from cutslots.data.source import (
     DatasetSpec,
     Protocol,
@@ -16,10 +17,7 @@ from cutslots.data.source import (
     Source,
     SourceRecord,
     Splits,
-    center_box,
     count_objects,
-    crop_image,
-    crop_mask,
     decode_labels,
     decode_png,
 )
@@ -34,7 +32,7 @@ class MoviA(Source):
         if len(folders) != 1:
             seen = f"{len(folders)} folders with such files" if folders else "none"
             raise ValueError(f"{source} holds {seen}; expected a folder of movi_a-train.tfrecord-00000-of-...")
-        self.folder, self.size = folders[0], size
+        self.folder, self.size, self.protocol = folders[0], size, MOVI_A.protocols[protocol]
         if not (self.folder / "features.json").is_file():
             raise ValueError(f"{self.folder} holds no features.json; expected the folder as TFDS has it")
         self.shards = {split: self._list_shards(split) for split in ("train", "validation")}
@@ -107,10 +105,10 @@ class MoviA(Source):
         if any(image.size != size for image in images):
             raise ValueError("its frames are not all of one size")
         labels = np.stack([decode_labels(data, size) for data in frames["segmentations"]])
-        box = center_box(*size)
+        box, resize = self.protocol.box(*size), self.protocol.resize
         return {
-            "images": np.stack([crop_image(image, box, self.size) for image in images]),
-            "masks": crop_mask(labels, box, self.size),
+            "images": np.stack([crop_image(np.asarray(image), box, self.size, resize) for image in images]),
+            "masks": crop_mask(labels, box, self.size, resize),
             "objects": count_objects(labels),
         }
 
@@ -119,4 +117,13 @@ class MoviA(Source):
         return {"train": (0, train), "val": (train, num_rows), "test": (train, num_rows)}
 
 
-MOVI_A = DatasetSpec("MOVi-A", None, MoviA, {"clevrtex": Protocol(None)}, frames=24)
+MOVI_A = DatasetSpec(
+    "MOVi-A",
+    None,
+    MoviA,
+    {
+        "clevrtex": Protocol(0.8, "pillow"),  # the paper's crop; it does not say how it resizes
+        "savi": Protocol(1.0, "tensorflow", size=64),  # the small configuration of SAVi's code: whole frames
+    },
+    frames=24,
+)

@@ -31,7 +31,7 @@ from cutslots.data.published import PUBLISHED
 from cutslots.data.source import Row, Source, SourceRecord
 from cutslots.files import Layout, errors_name_path, output_folder, progress, read_json, remove, write_json
 
-FORMAT = 1  # version of the cache; increased whenever the same source would give other bytes
+FORMAT = 2  # version of the cache; increased whenever the same source would give other bytes
 SAVE_EVERY = 2.0  # seconds between updates of progress.json
 HEADER_SIZE = 128  # bytes of an .npy file before its data
 ARRAYS = ("images", "masks", "objects")
@@ -48,18 +48,19 @@ def prepare(
     dataset: str,
     source: Path,
     out: Path,
-    size: int = 128,
+    size: int | None = None,
     protocol: str = "clevrtex",
     workers: int | None = None,
     overwrite: bool = False,
     quiet: bool = False,
 ) -> bool:
-    """Make the cache of a dataset in `out`; return False if it is there already."""
+    """Make the cache of a dataset in `out`; return False if it is there already. The protocol has a default size."""
     if dataset not in PUBLISHED:
         raise ValueError(f"dataset is {dataset!r}; expected one of {', '.join(PUBLISHED)}")
     kind = PUBLISHED[dataset]
     if protocol not in kind.protocols:
         raise ValueError(f"protocol is {protocol!r}; for {dataset} expected one of {', '.join(kind.protocols)}")
+    size = kind.protocols[protocol].size if size is None else size
     if not 1 <= size <= 1024:
         raise ValueError(f"size is {size}; expected a side of 1 to 1024 pixels")
     if workers is not None and workers < 1:
@@ -248,7 +249,8 @@ def _finish(out: Path, opened: Source, request: dict[str, Any], rows: int, quiet
         "published": kind.count,
         "splits": opened.splits(rows),
         "objects": protocol.num_objects,
-        "crop": protocol.crop or "the middle 0.8 of a side",
+        "crop": protocol.crop,
+        "resize": protocol.resize,
         "files": facts,
         "source": _checksums(opened, quiet),
         "version": cutslots.__version__,

@@ -1,4 +1,4 @@
-"""Caches that `cutslots prepare` writes, as datasets: clevr, clevrtex, clevrtex-ood, clevrtex-camo, movi-a."""
+"""Caches that `cutslots prepare` writes, as datasets: clevr, clevrtex and its variants, movi-a."""
 
 from __future__ import annotations
 
@@ -181,6 +181,21 @@ class ClevrtexCamoConfig(PreparedConfig):
 
 
 @dataclass(frozen=True)
+class ClevrtexPbgConfig(PreparedConfig):
+    pass
+
+
+@dataclass(frozen=True)
+class ClevrtexVbgConfig(PreparedConfig):
+    pass
+
+
+@dataclass(frozen=True)
+class ClevrtexGrassbgConfig(PreparedConfig):
+    pass
+
+
+@dataclass(frozen=True)
 class MoviAConfig(PreparedConfig):
     pass
 
@@ -206,4 +221,7 @@ register_prepared("clevr", ClevrConfig)
 register_prepared("clevrtex", ClevrtexConfig)
 register_prepared("clevrtex-ood", ClevrtexOodConfig)
 register_prepared("clevrtex-camo", ClevrtexCamoConfig)
+register_prepared("clevrtex-pbg", ClevrtexPbgConfig)
+register_prepared("clevrtex-vbg", ClevrtexVbgConfig)
+register_prepared("clevrtex-grassbg", ClevrtexGrassbgConfig)
 register_prepared("movi-a", MoviAConfig)

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from cutslots.data.clevr import CLEVR
-from cutslots.data.clevrtex import CLEVRTEX, CLEVRTEX_CAMO, CLEVRTEX_OOD
+from cutslots.data.clevrtex import (
+    CLEVRTEX,
+    CLEVRTEX_CAMO,
+    CLEVRTEX_GRASSBG,
+    CLEVRTEX_OOD,
+    CLEVRTEX_PBG,
+    CLEVRTEX_VBG,
+)
 from cutslots.data.movi import MOVI_A
 
 PUBLISHED = {
@@ -11,5 +18,8 @@ PUBLISHED = {
     "clevrtex": CLEVRTEX,
     "clevrtex-ood": CLEVRTEX_OOD,
     "clevrtex-camo": CLEVRTEX_CAMO,
+    "clevrtex-pbg": CLEVRTEX_PBG,
+    "clevrtex-vbg": CLEVRTEX_VBG,
+    "clevrtex-grassbg": CLEVRTEX_GRASSBG,
     "movi-a": MOVI_A,
 }

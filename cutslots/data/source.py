@@ -1,8 +1,8 @@
-"""Published datasets as they are on disk: what a reader provides, and the crops that all readers share.
+"""Published datasets as they are on disk: what a reader provides, and what all readers share.
 
 A `Source` checks the files and yields a `SourceRecord` for each row of the cache, or for half a row where an archive
 stores an image and its mask apart. Their order is always the same. `SourceRecord.load` decodes, crops and resizes, in
-any thread. A `DatasetSpec` holds what papers agree on: counts, crops, splits.
+any thread. A `DatasetSpec` holds the number of scenes and the protocols, a `Protocol` how to crop and resize.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from cutslots.data.resize import Box, Library
+
 Splits = dict[str, tuple[int, int]]  # first row and end of each split
-Box = tuple[int, int, int, int]  # left, top, right, bottom
 Row = dict[str, np.ndarray]  # images (T, 3, S, S), masks (T, S, S), objects (), all uint8; or some of them
 
 WIDTH, HEIGHT = 320, 240  # of CLEVR's and CLEVRTEX's images
@@ -50,10 +51,16 @@ class Source(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Protocol:
-    """How papers crop a dataset and which scenes they keep."""
+    """How a paper or its code crops and resizes a dataset and which scenes it keeps."""
 
-    crop: Box | None  # None: `center_box` of any image size
+    crop: Box | float  # a box, or the side of a central square as a fraction of the image's shorter side
+    resize: Library  # whose resizing
+    size: int = 128  # height and width of the result, unless the user asks for another
     num_objects: tuple[int, int] | None = None  # smallest and largest number of objects; None: all scenes
+
+    def box(self, width: int, height: int) -> Box:
+        """Return the crop of an image."""
+        return center_box(width, height, self.crop) if isinstance(self.crop, float) else self.crop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,29 +77,13 @@ class DatasetSpec:
 # --------------------------------------------------------------------------------------------------------------- images
 
 
-def center_box(width: int, height: int) -> Box:
-    """Return the central square with a side of int(0.8 x the shorter side), as in CLEVRTEX's loader and the paper."""
-    side = int(0.8 * min(width, height))
+def center_box(width: int, height: int, fraction: float) -> Box:
+    """Return the central square with a side of int(fraction x the shorter side)."""
+    side = int(fraction * min(width, height))
+    if side < 1:
+        raise ValueError(f"it has {width}x{height} pixels; expected more to crop {fraction} of a side")
     left, top = (width - side) // 2, (height - side) // 2
     return left, top, left + side, top + side
-
-
-def crop_image(image: Image.Image, box: Box, size: int) -> np.ndarray:
-    """Crop an image to the box and resize it bilinearly: (3, size, size)."""
-    crop = image.convert("RGB").crop(box).resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(crop).transpose(2, 0, 1)
-
-
-def crop_mask(labels: np.ndarray, box: Box, size: int) -> np.ndarray:
-    """Crop labels (..., H, W) to the box and take the nearest pixels: (..., size, size)."""
-    left, top, right, bottom = box
-    rows, columns = top + nearest_indices(bottom - top, size), left + nearest_indices(right - left, size)
-    return np.ascontiguousarray(labels[..., rows[:, None], columns[None, :]])
-
-
-def nearest_indices(side: int, size: int) -> np.ndarray:
-    """Return the pixel of a side that is nearest to each of `size` pixels, as Pillow rounds."""
-    return ((np.arange(size) + 0.5) * (side / size)).astype(np.int64)
 
 
 def decode_png(data: bytes, modes: tuple[str, ...], size: tuple[int, int] | None) -> Image.Image:

@@ -22,7 +22,7 @@ CLEVR = [3, 6, 7, 10, 0, 1]  # objects of each scene
 TEX = (3, 10, 1, 0, 7, 5)
 MOVI = {"train": [2, 1], "validation": [1, 1]}  # videos in each shard; the first has 3 objects, the next 4...
 ARRAYS = ("images.npy", "masks.npy", "objects.npy")
-NAMES = {"full": "clevrtex", "outd": "clevrtex-ood", "camo": "clevrtex-camo"}
+NAMES = {"full": "clevrtex", "outd": "clevrtex-ood"} | {v: f"clevrtex-{v}" for v in ("camo", "pbg", "vbg", "grassbg")}
 SIZE = 32
 
 

@@ -25,7 +25,8 @@ from tests.small_runs import Command
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_dataset.py"
 BUILT_IN = ["plain", "textured", "ood", "camo", "moving"]
-PREPARED = ["clevr", "clevrtex", "clevrtex-ood", "clevrtex-camo", "movi-a"]
+CLEVRTEX = ["clevrtex", "clevrtex-ood", "clevrtex-camo", "clevrtex-pbg", "clevrtex-vbg", "clevrtex-grassbg"]
+PREPARED = ["clevr", *CLEVRTEX, "movi-a"]
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def plugin(monkeypatch):
 
 
 def test_names_and_summaries():
-    assert DATASETS.names()[:11] == [*BUILT_IN, *PREPARED, "folder"]
+    assert DATASETS.names()[:14] == [*BUILT_IN, *PREPARED, "folder"]
     assert all(part.summary.endswith(".") for part in DATASETS.parts.values())
 
 

@@ -29,6 +29,7 @@ from tests.data.prepare_helpers import (
     tex,
     write_parts,
 )
+from tests.data.reference_resize import resized
 from tests.data.small_files import (
     clevrtex_files,
     image_png,
@@ -44,45 +45,12 @@ from tests.data.small_files import (
 from tests.small_runs import Command
 
 
-def filter_weights(side, size):
-    """Return Pillow's triangle filter (size, side), as wide as a pixel of the result, in fixed point with 22 bits."""
-    scale = side / size
-    wide = max(scale, 1.0)
-    out = np.zeros((size, side))
-    for i in range(size):
-        middle = (i + 0.5) * scale
-        first, end = max(int(middle - wide + 0.5), 0), min(int(middle + wide + 0.5), side)
-        values = [max(0.0, 1.0 - abs((x - middle + 0.5) * (1.0 / wide))) for x in range(first, end)]
-        total = sum(values)
-        out[i, first:end] = [int(0.5 + value / total * 2**22) for value in values]
-    return out
-
-
-def bilinear(image, size):
-    """Resize (H, W, C) uint8 to (size, size, C): along rows, rounded to 8 bits, then along columns."""
-
-    def one_way(values, side):  # sums of a few products below 2^31: doubles are exact
-        sums = np.einsum("os,st->ot", filter_weights(side, size), values.reshape(side, -1).astype(float), optimize=True)
-        return np.clip((sums.astype(np.int64) + 2**21) >> 22, 0, 255)
-
-    height, width, channels = image.shape
-    rows = one_way(image.transpose(1, 0, 2), width).reshape(size, height, channels).transpose(1, 0, 2)
-    return one_way(rows, height).reshape(size, size, channels).astype(np.uint8)
-
-
-def nearest(labels, size):
-    """Take the pixels floor((i + 1/2) * side / size), in integer arithmetic."""
-    height, width = labels.shape
-    rows, columns = ([(2 * i + 1) * side // (2 * size) for i in range(size)] for side in (height, width))
-    return labels[rows][:, columns]
-
-
-def expected(image, labels, left, upper, side, size):
+def expected(image, labels, left, upper, side, size, library):
     box = slice(upper, upper + side), slice(left, left + side)
-    return bilinear(image[box], size).transpose(2, 0, 1), nearest(labels[box], size)
+    return resized(image[box], labels[box], size, library)
 
 
-def assert_rows(out, scenes, left, upper, side, size):
+def assert_rows(out, scenes, left, upper, side, size, library):
     """Compare every pixel of every frame."""
     images, masks, objects = arrays(out)
     assert images.dtype == masks.dtype == objects.dtype == np.uint8
@@ -93,37 +61,27 @@ def assert_rows(out, scenes, left, upper, side, size):
         inputs, labels = (made.image, made.labels) if is_video else (made.image[None], made.labels[None])
         assert image.shape == (len(inputs), 3, size, size) and mask.shape == (len(inputs), size, size)
         for got, got_mask, *given in zip(image, mask, inputs, labels, strict=True):
-            wanted, wanted_mask = expected(*given, left, upper, side, size)
+            wanted, wanted_mask = expected(*given, left, upper, side, size, library)
             assert np.array_equal(got, wanted) and np.array_equal(got_mask, wanted_mask)
-
-
-def test_reference_resize_on_examples_computed_by_hand():
-    image = np.arange(0, 240, 10, dtype=np.uint8).reshape(4, 6, 1)
-    assert np.array_equal(bilinear(image[:, :4], 4), image[:, :4]), "the same size"
-    flat = np.full((8, 8, 3), 77, dtype=np.uint8)
-    assert (bilinear(flat, 5) == 77).all() and (bilinear(flat, 20) == 77).all()
-    halves = bilinear(np.array([[0, 0, 100, 100]] * 4, dtype=np.uint8)[..., None], 2)[..., 0]
-    assert halves.tolist() == [[14, 86]] * 2, "weights 3/7, 3/7, 1/7"
-    assert nearest(np.arange(16).reshape(4, 4), 2).tolist() == [[5, 7], [13, 15]]
 
 
 # ---------------------------------------------------------------------------------------------------------- round trips
 
 
-@pytest.mark.parametrize("protocol, top", [("clevrtex", 24), ("slot-attention", 29)])
+@pytest.mark.parametrize("protocol, top, library", [("clevrtex", 24, "torch"), ("slot-attention", 29, "tensorflow")])
 @pytest.mark.parametrize("size, compressed", [(192, True), (128, True), (128, False), (64, False)])
-def test_clevr(tmp_path, size, protocol, top, compressed):
+def test_clevr(tmp_path, size, protocol, top, library, compressed):
     source = write_clevr(tmp_path / "source", CLEVR[:4], compressed)
     assert prepare("clevr", source, tmp_path / "out", size, protocol, quiet=True)
-    assert_rows(tmp_path / "out", [scene(i, n) for i, n in enumerate(CLEVR[:4])], 64, top, 192, size)
+    assert_rows(tmp_path / "out", [scene(i, n) for i, n in enumerate(CLEVR[:4])], 64, top, 192, size, library)
 
 
 @pytest.mark.parametrize("size", [192, 128, 64])
-@pytest.mark.parametrize("variant, alpha", [("full", True), ("full", False), ("outd", False), ("camo", True)])
+@pytest.mark.parametrize("variant, alpha", [*((variant, True) for variant in NAMES), ("full", False), ("outd", False)])
 def test_clevrtex(tmp_path, size, variant, alpha):
     source = write_files(tmp_path / "source", clevrtex_files(variant, TEX[:3], alpha))
     assert prepare(NAMES[variant], source, tmp_path / "out", size, quiet=True)
-    assert_rows(tmp_path / "out", [scene(i, n) for i, n in enumerate(TEX[:3])], 64, 24, 192, size)
+    assert_rows(tmp_path / "out", [scene(i, n) for i, n in enumerate(TEX[:3])], 64, 24, 192, size, "pillow")
 
 
 @pytest.mark.parametrize("side, left, crop", [(128, 13, 102), (64, 6, 51)])
@@ -131,8 +89,24 @@ def test_clevrtex(tmp_path, size, variant, alpha):
 def test_movi_a(tmp_path, side, left, crop, size):
     source = write_movi(tmp_path / "source", MOVI, side)
     assert prepare("movi-a", source, tmp_path / "out", size, quiet=True)
-    assert_rows(tmp_path / "out", [video(i, 3 + i, side) for i in range(5)], left, left, crop, size)
+    assert_rows(tmp_path / "out", [video(i, 3 + i, side) for i in range(5)], left, left, crop, size, "pillow")
     assert read(tmp_path / "out")["splits"] == {"train": [0, 3], "val": [3, 5], "test": [3, 5]}
+
+
+@pytest.mark.parametrize("side, size", [(128, None), (256, None), (128, 128), (32, 64)])
+def test_movi_a_as_savi(tmp_path, side, size):
+    """Whole frames, 64x64 unless another size is asked for."""
+    source = write_movi(tmp_path / "source", {"train": [1], "validation": [1]}, side)
+    assert prepare("movi-a", source, tmp_path / "out", size, "savi", quiet=True)
+    videos = [video(i, 3 + i, side) for i in range(2)]
+    assert_rows(tmp_path / "out", videos, 0, 0, side, size or 64, "tensorflow")
+    said = read(tmp_path / "out")
+    assert said["request"]["size"] == (size or 64) and said["crop"] == 1.0 and said["resize"] == "tensorflow"
+    if (side, size) == (128, None):  # of every 2x2 pixels the mean, and the label at the bottom right
+        images, masks, _ = arrays(tmp_path / "out")
+        means = videos[0].image.reshape(24, 64, 2, 64, 2, 3).mean((2, 4)).transpose(0, 3, 1, 2)
+        assert np.abs(images[0] - means).max() <= 0.5
+        assert np.array_equal(masks[0], videos[0].labels[:, 1::2, 1::2])
 
 
 @pytest.mark.parametrize("parts, backwards", [(1, False), (2, True), (5, False)])
@@ -188,7 +162,7 @@ def test_manifest(clean):
     out = clean("clevr")
     said = read(out)
     assert set(contents(out)) == {*ARRAYS, "manifest.json", "request.json"}
-    assert said["rows"] == 5 and said["published"] == 100_000 and said["crop"] == [64, 24, 256, 216]
+    assert said["rows"] == 5 and said["published"] == 100_000 and said["crop"] == 0.8 and said["resize"] == "torch"
     assert said["request"]["dataset"] == "clevr" and said["request"]["protocol"] == "clevrtex"
     assert [file["name"] for file in said["source"]] == ["clevr_with_masks_train.tfrecords"]
     assert {name: facts["bytes"] for name, facts in said["files"].items()} == {
@@ -230,6 +204,9 @@ def sources(tmp_path_factory):
         ("clevrtex", 1, (0, 1), (0, 0), (0, 0)),
         ("clevrtex-camo", 20_000, (4_000, 20_000), (2_000, 4_000), (0, 2_000)),
         ("clevrtex-camo", 30, (6, 30), (3, 6), (0, 3)),
+        ("clevrtex-pbg", 20_000, (4_000, 20_000), (2_000, 4_000), (0, 2_000)),
+        ("clevrtex-vbg", 19, (3, 19), (1, 3), (0, 1)),
+        ("clevrtex-grassbg", 20_000, (4_000, 20_000), (2_000, 4_000), (0, 2_000)),
         ("clevrtex-ood", 10_000, (0, 0), (0, 10_000), (0, 10_000)),
         ("clevrtex-ood", 3, (0, 0), (0, 3), (0, 3)),
     ],
@@ -238,7 +215,7 @@ def test_splits(sources, name, rows, train, val, test):
     assert sources[name].splits(rows) == {"train": train, "val": val, "test": test}
 
 
-@pytest.mark.parametrize("name", ["clevr", "clevr, slot-attention", "clevrtex", "clevrtex-camo"])
+@pytest.mark.parametrize("name", ["clevr", "clevr, slot-attention", "clevrtex", "clevrtex-camo", "clevrtex-vbg"])
 def test_splits_are_disjoint_and_complete(sources, name):
     for rows in (*range(40), 99, 1_000, 14_999, 15_000, 69_999, 70_001, 84_999, 99_999, 100_000):
         shared = [i for a, b in sources[name].splits(rows).values() for i in range(a, b)]
@@ -314,9 +291,11 @@ def test_invalid_arguments(tmp_path):
     for options, sentence in [
         (
             {"dataset": "coco"},
-            "dataset is 'coco'; expected one of clevr, clevrtex, clevrtex-ood, clevrtex-camo, movi-a",
+            "dataset is 'coco'; expected one of clevr, clevrtex, clevrtex-ood, clevrtex-camo, clevrtex-pbg, "
+            "clevrtex-vbg, clevrtex-grassbg, movi-a",
         ),
         ({"protocol": "slot-attention"}, "protocol is 'slot-attention'; for clevrtex expected one of clevrtex"),
+        ({"protocol": "savi"}, "protocol is 'savi'; for clevrtex expected one of clevrtex"),
         ({"size": 0}, "size is 0; expected a side of 1 to 1024 pixels"),
         ({"source": tmp_path / "gone"}, f"there is no {tmp_path}/gone; expected CLEVRTEX as published"),
         ({"out": tmp_path / "file"}, f"{tmp_path}/file is a file; expected a folder to write to"),
@@ -371,5 +350,5 @@ def test_command_on_a_full_disk(tmp_path, folder):
 def test_cache_of_another_version_is_refused(finished, monkeypatch):
     """Increasing FORMAT makes every older cache one to prepare again."""
     monkeypatch.setattr(prepared, "FORMAT", preparing.FORMAT + 1)
-    with pytest.raises(ValueError, match=r"manifest.json is of another version \(1; expected 2\); prepare it again$"):
+    with pytest.raises(ValueError, match=r"manifest.json is of another version \(2; expected 3\); prepare it again$"):
         open_dataset(f"clevrtex:{finished}", "train")
