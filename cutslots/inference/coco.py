@@ -1,4 +1,7 @@
-"""Masks in the format of COCO's annotation files: images, annotations with compressed run lengths, one category."""
+"""Masks in the format of COCO's annotation files: images, annotations with compressed run lengths, one category.
+
+COCO's "info" may hold a date. This one does not: the same prediction gives the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,18 @@ from typing import Any
 
 import numpy as np
 
+import cutslots
+
 
 def new_coco() -> dict[str, Any]:
-    """Return a COCO dictionary without images."""
-    return {"images": [], "annotations": [], "categories": [{"id": 1, "name": "object"}]}
+    """Return a COCO dictionary without images. pycocotools 2.0.9 and 2.0.10 need "info" to load results."""
+    return {
+        "info": {"description": "Objects discovered by cutslots", "version": cutslots.__version__},
+        "licenses": [],
+        "images": [],
+        "annotations": [],
+        "categories": [{"id": 1, "name": "object"}],
+    }
 
 
 def add_annotations(coco: dict[str, Any], name: str, labels: np.ndarray, scores: np.ndarray) -> None:

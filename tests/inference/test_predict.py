@@ -1,5 +1,6 @@
 """`cutslots predict`: the files that it writes, read back by Pillow and by COCO's own tools."""
 
+import copy
 import dataclasses
 import json
 import shutil
@@ -16,7 +17,9 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
+import cutslots
 from cutslots.evaluation.visualize import colorize
 from cutslots.inference.coco import encode_rle
 from cutslots.inference.predict import predict
@@ -132,6 +135,31 @@ def test_coco_reads_the_masks(predicted, capsys):
             assert annotation["iscrowd"] == 0 and 0 < annotation["score"] <= 1
     areas = sum(a["area"] for a in coco.anns.values())
     assert areas == sum(w * h for w, h in SIZES.values()), "every pixel is in one mask"
+
+
+def test_coco_has_info_and_licenses(predicted, capsys):
+    record = json.loads((predicted / "coco.json").read_text())
+    assert list(record) == ["info", "licenses", "images", "annotations", "categories"] and record["licenses"] == []
+    assert record["info"] == {"description": "Objects discovered by cutslots", "version": cutslots.__version__}
+    COCO(str(predicted / "coco.json")).info()  # fails without "info" in every version
+    assert f"version: {cutslots.__version__}" in capsys.readouterr().out
+
+
+def test_coco_loads_and_evaluates_results(predicted, tmp_path, capsys):
+    """The masks are found in themselves: the average precision is one."""
+    coco = COCO(str(predicted / "coco.json"))
+    keys = ("image_id", "category_id", "segmentation", "score")
+    results = [{key: annotation[key] for key in keys} for annotation in coco.dataset["annotations"]]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    for loaded in (results, str(tmp_path / "results.json"), coco.dataset["annotations"]):
+        found = coco.loadRes(copy.deepcopy(loaded))
+        assert found.dataset["info"] == coco.dataset["info"] and len(found.anns) == len(coco.anns)
+        for number, annotation in found.anns.items():
+            assert np.array_equal(found.annToMask(annotation), coco.annToMask(coco.anns[number]))
+    evaluation = COCOeval(coco, coco.loadRes(results), "segm")
+    for step in (evaluation.evaluate, evaluation.accumulate, evaluation.summarize):
+        step()
+    assert evaluation.stats[0] == 1
 
 
 def test_one_image(checkpoint, images, predicted, tmp_path):
