@@ -6,6 +6,7 @@ In reading order:
     pair_discovery       PairDiscovery: pairs of frames, whose slots are matched
     spacetime_discovery  SpacetimeDiscovery: clips, partitioned by cuts through space and time
     checkpoints          saving and loading; the checkpoints that come with the package (weights/)
+    model_card           the model card of a saved model
     refinement           sharper masks from the decoder's, with similar slots merged
     tracker              slots associated over the frames of a video
 

@@ -18,6 +18,7 @@ import torch
 from huggingface_hub import ModelHubMixin
 from torch import Tensor, nn
 
+from cutslots.models import model_card
 from cutslots.modules import slot_attention  # noqa: F401  it registers a slot module
 from cutslots.modules.decoders import DECODERS, Decoder, DecoderConfig, DecoderOutput, SpatialBroadcastConfig
 from cutslots.modules.encoders import ENCODERS, CNNConfig, Encoder, EncoderConfig
@@ -67,7 +68,10 @@ class Discovery(
     ModelHubMixin,
     library_name="cutslots",
     license="apache-2.0",
-    tags=["object-centric-learning", "image-segmentation", "graph-cut"],
+    pipeline_tag=model_card.PIPELINE_TAG,
+    tags=list(model_card.TAGS),
+    paper_url=model_card.PAPER_URL,
+    model_card_template=model_card.TEMPLATE,
 ):
     """Encoder, slot module and decoder: discovers objects by reconstructing the image from slots.
 
