@@ -28,9 +28,10 @@ def upcast_half(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def mlp(in_dim: int, hidden_dim: int, out_dim: int) -> nn.Sequential:
-    """Return LayerNorm, Linear, ReLU, Linear."""
-    return nn.Sequential(nn.LayerNorm(in_dim), nn.Linear(in_dim, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, out_dim))
+def mlp(in_dim: int, hidden_dim: int, out_dim: int, eps: float = 1e-5) -> nn.Sequential:
+    """Return LayerNorm (with epsilon `eps`), Linear, ReLU, Linear."""
+    layers = (nn.Linear(in_dim, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, out_dim))
+    return nn.Sequential(nn.LayerNorm(in_dim, eps), *layers)
 
 
 def check_size(size: Sequence[int]) -> tuple[int, int]:

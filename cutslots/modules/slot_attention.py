@@ -1,4 +1,8 @@
-"""Slot Attention (Locatello et al., 2020), the baseline."""
+"""Slot Attention (Locatello et al., 2020), the baseline.
+
+It computes and is initialised as the reference, https://github.com/google-research/google-research (slot_attention),
+which is written in Keras. `nn.GRUCell` has the equations of Keras' GRU cell; only its gates are in another order.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,12 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from cutslots.modules.base import check_size, mlp
+from cutslots.modules.base import check_size, mlp, upcast_half
 from cutslots.modules.position import SoftPositionEmbedding
 from cutslots.modules.slots import SLOTS, SlotModule, Slots, SlotsConfig
 from cutslots.registry import Range
+
+LAYER_NORM_EPS = 1e-3  # Keras' default, which the reference uses
 
 
 @dataclass(frozen=True)
@@ -49,26 +55,29 @@ class SlotAttention(SlotModule):
         self.size = check_size(size)
         self.num_iterations, self.epsilon = num_iterations, epsilon
         self.position = SoftPositionEmbedding(in_channels, size)
-        self.features = mlp(in_channels, in_channels, in_channels)
-        self.norm_inputs = nn.LayerNorm(in_channels)
-        self.norm_slots = nn.LayerNorm(dim)
+        self.features = mlp(in_channels, in_channels, in_channels, LAYER_NORM_EPS)
+        self.norm_inputs = nn.LayerNorm(in_channels, LAYER_NORM_EPS)
+        self.norm_slots = nn.LayerNorm(dim, LAYER_NORM_EPS)
         self.query = nn.Linear(dim, dim, bias=False)
         self.key_value = nn.Linear(in_channels, 2 * dim, bias=False)
         self.gru = nn.GRUCell(dim, dim)
-        self.mlp = mlp(dim, mlp_dim, dim)
-        self.mean = nn.Parameter(nn.init.xavier_uniform_(torch.empty(1, 1, dim)))
-        self.log_scale = nn.Parameter(nn.init.xavier_uniform_(torch.empty(1, 1, dim)))
+        self.mlp = mlp(dim, mlp_dim, dim, LAYER_NORM_EPS)
+        self.mean = nn.Parameter(torch.empty(1, 1, dim))
+        self.log_scale = nn.Parameter(torch.empty(1, 1, dim))
         self._initialize()
 
     def _initialize(self) -> None:
-        """Initialise as the reference does in TensorFlow: Glorot weights, orthogonal recurrent ones, zero biases."""
-        for name, parameter in self.named_parameters():
-            if name.startswith("gru.weight"):
-                for gate in parameter.detach().chunk(3):
-                    nn.init.orthogonal_(gate) if name.endswith("hh") else nn.init.xavier_uniform_(gate)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
+        """Initialise as Keras does: Glorot-uniform weights, an orthogonal recurrent kernel, zero biases.
+
+        The bound of a Glorot-uniform weight depends on its shape, so each is drawn in the shape that it has in Keras:
+        key and value separately, the three gates of the GRU as one matrix, the mean and log scale as 1 x D.
+        """
+        linear = [m.weight for m in self.modules() if isinstance(m, nn.Linear) and m is not self.key_value]
+        key_value = self.key_value.weight.detach().chunk(2)
+        initial_slots = (self.mean.detach()[0], self.log_scale.detach()[0])
+        for weight in (*linear, *key_value, *initial_slots, self.gru.weight_ih):
+            nn.init.xavier_uniform_(weight)
+        nn.init.orthogonal_(self.gru.weight_hh)
         for name, parameter in self.named_parameters():
             if "bias" in name:
                 nn.init.zeros_(parameter)
@@ -87,7 +96,7 @@ class SlotAttention(SlotModule):
 
     def _iterate(self, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         query = self.query(self.norm_slots(slots)) * key.shape[-1] ** -0.5
-        attention = (query @ key.mT).float().softmax(1)  # (B, K, HW), over slots
+        attention = upcast_half(query @ key.mT).softmax(1)  # (B, K, HW), over slots
         weights = attention + self.epsilon
         update = (weights / weights.sum(-1, keepdim=True)).to(value.dtype) @ value
         slots = self.gru(update.flatten(0, 1), slots.to(update.dtype).flatten(0, 1)).view_as(slots)
