@@ -49,6 +49,9 @@ SCHEDULE = {
     "softmax": "no-cut ablation (softmax)",
     "slot-attention": "Slot Attention",
 }
+SLOT_ATTENTION_LR = {  # learning rates and warm-up steps
+    f"lr-{lr}-warmup-{warmup}": (lr, warmup) for lr in ("2e-4", "4e-4", "1e-3") for warmup in (200, 2000)
+}
 BLENDER = {
     "blender/scratch-0": "Blender scenes only",
     "comparison/free-textured-0": "built-in scenes only",
@@ -302,6 +305,18 @@ def _iou_metric(records: dict[str, Record], prefix: str) -> tuple[str, str]:
     return metric, PERCENT_METRICS[metric]
 
 
+def slot_attention_lr(records: dict[str, Record]) -> str:
+    """Return the last evaluation on validation scenes of Slot Attention with other learning rates and warm-ups."""
+    rows = []
+    for name, (lr, warmup) in SLOT_ATTENTION_LR.items():
+        for run in (records[key] for seed in range(9) if (key := f"slot_attention_lr/{name}-{seed}") in records):
+            decoder, refined = run["curve"][-1], run["refined"][-1]
+            cells = [f"{100 * ari_fg:.1f} / {100 * miou:.1f}" for *_, ari_fg, miou in (decoder, refined)]
+            rows.append([lr, f"{warmup:,}", f"{decoder[0]:,}", *cells])
+    heads = "learning rate | warm-up steps | step | ARI-FG / mIoU, decoder masks | ARI-FG / mIoU, refined masks"
+    return _facts(records, "slot_attention_lr/") + _table(heads, rows)
+
+
 def score_rows(records: dict[str, Record], family: str, names: dict[str, str]) -> list[list[str]]:
     """Return the rows of runs, with their labels, on a family: one for each kind of masks."""
     rows = []
@@ -483,6 +498,7 @@ GENERATED: tuple[Callable[[dict[str, Record]], str], ...] = (
     against_paper,
     ours,
     schedule_masks,
+    slot_attention_lr,
     comparison,
     early_training,
     blender,

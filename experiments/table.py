@@ -7,12 +7,13 @@
 
 The groups:
 
-    comparison      every method on every family, one seed, equal time
-    ours            our checkpoints and the ablations next to them
-    schedule        the cut, the no-cut ablation and Slot Attention on the schedule of preset `ours`, three seeds
-    early_training  more seeds of the comparison for the first 3,000 steps
-    ablations       one option changed at a time, in a small network, three seeds
-    blender         images rendered by Blender; needs --blender
+    comparison         every method on every family, one seed, equal time
+    ours               our checkpoints and the ablations next to them
+    schedule           the cut, the no-cut ablation and Slot Attention on the schedule of preset `ours`, three seeds
+    slot_attention_lr  learning rates and warm-ups of Slot Attention, 4,000 steps, evaluated on validation scenes
+    early_training     more seeds of the comparison for the first 3,000 steps
+    ablations          one option changed at a time, in a small network, three seeds
+    blender            images rendered by Blender; needs --blender
 
 A run is a command line of `cutslots train` (see `cutslots.training.options`). Its folder holds its whole record:
 run.json, metrics.jsonl, machine.json, evaluation/results.json. Finished runs are skipped. docs/results.json collects
@@ -32,7 +33,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tyro
 
@@ -44,7 +45,7 @@ from cutslots.modules.slots import CutSlotsConfig
 from cutslots.training.config import TrainConfig
 from cutslots.training.options import parse_train
 
-Group = Literal["comparison", "ours", "schedule", "early_training", "ablations", "blender"]
+Group = Literal["comparison", "ours", "schedule", "slot_attention_lr", "early_training", "ablations", "blender"]
 SEEDS = (0, 1, 2)
 UNLIMITED = 10**6  # steps of a run that is limited by time
 TEST_FAMILIES = {"plain": ("plain",), "textured": ("textured", "ood", "camo")}  # by the family of the training data
@@ -56,7 +57,18 @@ METHODS = {  # what a run of the comparison changes in preset `ours`; "paper" is
     "slot-attention": "--slots slot-attention",
     "softmax": "--slots.partition softmax",
 }
-SCHEDULE_METHODS = ("background-anchored", "softmax", "slot-attention")
+SLOT_ATTENTION = "--slots slot-attention --lr 4e-4 --warmup-steps 2000"  # one of SLOT_ATTENTION_LR
+SLOT_ATTENTION_LR = {  # the learning rate of preset `ours` was chosen for cuts; the reference's is 4e-4
+    f"lr-{lr}-warmup-{warmup}": f"--slots slot-attention --lr {lr} --warmup-steps {warmup}"
+    for lr in ("2e-4", "4e-4", "1e-3")
+    for warmup in (200, 2000)
+}
+SWEEP_SEED = 3  # no result uses it
+SCHEDULE_METHODS = {
+    "background-anchored": METHODS["background-anchored"],
+    "softmax": METHODS["softmax"],
+    "slot-attention": SLOT_ATTENTION,
+}
 COMPARISON = "--num-images 24000 --eval-every 500 --num-eval-images 128"
 FULL_TEXTURES = "--data.texture-ramp-start 0 --data.texture-ramp-end 0"
 FINE_TUNE = "--loss.blur 0 --lr 5e-4 --warmup-steps 100"
@@ -111,7 +123,7 @@ class Options:
     """Folder of results.json and results.md."""
     blender: Path | None = None
     """A folder with train/ and val/ of images rendered by Blender, for the runs on them."""
-    only: tuple[Group, ...] = ("comparison", "ours", "schedule", "early_training", "ablations", "blender")
+    only: tuple[Group, ...] = get_args(Group)
     """Groups of runs."""
     max_minutes: float = 8.5
     """Training time of each run of comparison, ours and blender."""
@@ -160,10 +172,13 @@ def all_runs(options: Options) -> dict[str, Run]:
     for name, config in ours(options.runs / PRETRAINED).items():
         config = replace(config, max_minutes=options.max_minutes, max_steps=UNLIMITED)
         runs[f"ours/{name}"] = Run("ours", config, TEST_FAMILIES[data_text(config.data)])
-    for method in SCHEDULE_METHODS:
+    for method, words in SCHEDULE_METHODS.items():
         for seed in SEEDS:
-            config = replace(parse(f"ours {COMPARISON} {METHODS[method]}"), seed=seed, max_steps=10_000)
+            config = replace(parse(f"ours {COMPARISON} {words}"), seed=seed, max_steps=10_000)
             runs[f"schedule/{method}-textured-{seed}"] = Run("schedule", config, TEST_FAMILIES["textured"])
+    for name, words in SLOT_ATTENTION_LR.items():
+        config = replace(parse(f"ours {COMPARISON} {words}"), seed=SWEEP_SEED, max_steps=4_000)
+        runs[f"slot_attention_lr/{name}-{SWEEP_SEED}"] = Run("slot_attention_lr", config, ())
     for method in ("background-anchored", "slot-attention"):
         for seed in SEEDS[1:]:  # seed 0 is in the comparison
             config = replace(comparison(method, "textured"), seed=seed, max_steps=3_000)

@@ -31,6 +31,7 @@ from experiments.results import (
     read_record,
     schedule,
     schedule_masks,
+    slot_attention_lr,
     summary,
     write_results,
 )
@@ -331,6 +332,26 @@ def test_tables_of_the_schedule():
     ]
     del records["schedule/softmax-textured-0"], records["schedule/softmax-textured-1"]
     assert len(rows(schedule(records))[0]) == 6, "one seed proves nothing"
+
+
+def test_table_of_the_sweep_of_slot_attention():
+    """The last evaluation counts, not the best."""
+    curve = [(500, 1.0, 0.9, 0.9), (3_500, 2.0, 0.8, 0.8), (4_000, 3.0, 0.4567, 0.2345)]
+    refined = [[500, 0.9, 0.9], [4_000, 0.5, 0.3]]
+    record = run_record(curve=curve, refined=refined, seed=3)
+    other = run_record(curve=[(4_000, 1.0, 0.6, 0.31)], refined=[[4_000, 0.625, 0.375]], seed=3)
+    records = {
+        "slot_attention_lr/lr-1e-3-warmup-200-3": other,
+        "slot_attention_lr/lr-2e-4-warmup-2000-3": record,
+        "schedule/slot-attention-textured-0": record,
+    }
+    text = slot_attention_lr(records)
+    assert text.startswith("2 runs, seeds 3, 8.5 to 8.5 minutes each")
+    assert rows(text) == [
+        ["2e-4", "2,000", "4,000", "45.7 / 23.4", "50.0 / 30.0"],
+        ["1e-3", "200", "4,000", "60.0 / 31.0", "62.5 / 37.5"],
+    ]
+    assert rows(slot_attention_lr({})) == []
 
 
 def test_table_of_blender_scenes():

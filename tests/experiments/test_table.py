@@ -13,7 +13,7 @@ from cutslots.models.checkpoints import load
 from cutslots.training.loop import validate
 from cutslots.training.presets import PRESETS
 from experiments import table
-from experiments.results import ABLATIONS, CHECKPOINTS, COMPARISON, OURS, SCHEDULE
+from experiments.results import ABLATIONS, CHECKPOINTS, COMPARISON, OURS, SCHEDULE, SLOT_ATTENTION_LR
 from experiments.table import PRETRAINED, Options, Run, all_runs, is_done, run_all
 from tests.small_runs import lines, weights
 
@@ -64,6 +64,7 @@ def test_run_names_give_group_and_seed():
         "comparison": 2 * len(COMPARISON),
         "ours": 5,
         "schedule": 9,
+        "slot_attention_lr": len(SLOT_ATTENTION_LR),
         "early_training": 4,
         "ablations": 3 * len(ABLATIONS),
         "blender": 2,
@@ -127,8 +128,25 @@ def test_schedule_is_that_of_the_preset():
     first, preset = runs["schedule/background-anchored-textured-0"].config, PRESETS["ours"]
     assert differences(first, preset) <= {"max_steps", "num_images", "num_eval_images", "eval_every"}
     for name, run in runs.items():
-        assert differences(run.config, first) <= {"seed", "model.slots", "model.slots.partition"}, name
+        rate = {"lr", "warmup_steps"} if "slot-attention" in name else set()
+        assert differences(run.config, first) <= {"seed", "model.slots", "model.slots.partition"} | rate, name
         assert run.test_data == ("textured", "ood", "camo"), name
+
+
+def test_sweep_of_slot_attention_is_the_schedule_with_other_learning_rates():
+    runs, schedule = group("slot_attention_lr"), group("schedule")
+    assert set(runs) == {f"slot_attention_lr/{name}-3" for name in SLOT_ATTENTION_LR}, "the table lists every run"
+    attention = schedule["schedule/slot-attention-textured-0"].config
+    for name, (lr, warmup) in SLOT_ATTENTION_LR.items():
+        run = runs[f"slot_attention_lr/{name}-3"]
+        config = run.config
+        assert differences(config, attention) <= {"lr", "warmup_steps", "seed", "max_steps"}, name
+        assert (config.lr, config.warmup_steps, config.max_steps) == (float(lr), warmup, 4_000), name
+        assert config.max_steps % config.eval_every == 0 and run.test_data == (), "evaluated on validation scenes"
+    swept = {(run.config.lr, run.config.warmup_steps) for run in runs.values()}
+    assert len(swept) == 6 and (attention.lr, attention.warmup_steps) in swept, "the schedule has one of them"
+    others = {run.config.seed for name, run in all_runs(Options(Path("runs"))).items() if name not in runs}
+    assert not others & {run.config.seed for run in runs.values()}, "no result has the seed of the sweep"
 
 
 def test_ablations_have_three_seeds_and_one_change():
