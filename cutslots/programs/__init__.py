@@ -6,7 +6,7 @@ sparse A, `GraphCut`) also need cholespy. Read the modules in this order:
 
     qp               the general QP layer, and `linear_map`, which tells autograd that a solve is a linear map
     graph            graphs with a source and a sink; the min-cut QP and the matching QP as explicit sparse matrices
-    graph_cut        the min-cut QP on any graph, reduced to its vertices and factored once
+    graph_cut        the min-cut QP on any graph, reduced to its vertices and factored or inverted once
     dct              filters in the basis of the cosine transform, by matrix products or by FFT
     grid_cut         the min-cut QP on images and clips, as one such filter
     grid_cut_triton  CUDA kernels for grid_cut

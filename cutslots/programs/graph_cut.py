@@ -5,13 +5,18 @@ problem, d = delta/2 - w/(2 gamma) and s = -delta/2 - w/(2 gamma) with delta = p
 
     (I + B'B/2 + aa') p = a - B'w / (2 gamma),     B the edge-vertex incidence, a = e_source - e_sink.
 
-The matrix depends on the graph but not on the weights. It is factored once, by sparse Cholesky; each solve is then two
-triangular substitutions. On a grid `GridCut` solves the same system without a factorisation.
+The matrix depends on the graph but not on the weights. The layer picks one of two objects for its graph and device:
+
+    SparseOperators   factors the matrix once, by sparse Cholesky; each solve is two triangular substitutions
+    DenseOperators    stores the inverse; each solve is a matrix product. Faster on CUDA for small graphs, and
+                      torch.compile can trace it
+
+On a grid `GridCut` solves the same system without a factorisation.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +24,9 @@ from torch import Tensor
 
 from cutslots.programs.graph import Graph
 from cutslots.programs.grid_cut import CutSolution
-from cutslots.programs.qp import SolverLayer, SparseFactor, check_positive, linear_map, sparse_tensor
+from cutslots.programs.qp import Map, SolverLayer, SparseFactor, check_positive, linear_map, sparse_tensor
+
+MAX_DENSE_VERTICES = 4608  # the inverse takes 170 MB in float32; that of a 64x64 image with terminals fits
 
 
 class GraphCut(SolverLayer):
@@ -29,13 +36,21 @@ class GraphCut(SolverLayer):
     connected to every vertex are added, and w is (..., E + 2N): the edges, then source -> v for every v, then v ->
     sink. With `terminals=(s, t)` two of the vertices are the source and the sink instead, and w is (..., E).
 
+    `dense` solves by the inverse of the system instead of its sparse factor: by default on CUDA, for graphs of at most
+    MAX_DENSE_VERTICES vertices, terminals included.
+
     >>> cut = GraphCut([[0, 1], [1, 0], [1, 2], [2, 1]], num_vertices=3)
     >>> cut(torch.zeros(5, 4 + 2 * 3)).shape
     torch.Size([5, 3])
     """
 
     def __init__(
-        self, edges: Any, num_vertices: int, gamma: float = 0.5, terminals: tuple[int, int] | None = None
+        self,
+        edges: Any,
+        num_vertices: int,
+        gamma: float = 0.5,
+        terminals: tuple[int, int] | None = None,
+        dense: bool | None = None,
     ) -> None:
         super().__init__()
         edges = np.asarray(edges.detach().cpu() if isinstance(edges, Tensor) else edges)
@@ -44,17 +59,20 @@ class GraphCut(SolverLayer):
         )
         self.num_vertices = num_vertices
         self.gamma = check_positive("gamma", gamma)
+        self.dense = dense
         self.precompute()
 
     def precompute(self) -> None:
         if self.device.type == "meta":
             return
-        self._factor = SparseFactor(self.graph.reduced_matrix(), self.device, self.dtype)
-        B = self.graph.incidence()
-        self._B, self._Bt = (sparse_tensor(M).to(self.device, self.dtype) for M in (B, B.T))
-        a = torch.zeros(self.graph.num_vertices, 1, device=self.device, dtype=self.dtype)
-        a[self.graph.source], a[self.graph.sink] = 1.0, -1.0
-        self._p_at_zero = self._factor(a)[:, 0]  # p for w = 0
+        small_on_cuda = self.device.type == "cuda" and self.graph.num_vertices <= MAX_DENSE_VERTICES
+        dense = small_on_cuda if self.dense is None else self.dense
+        self._operators: GraphOperators = (DenseOperators if dense else SparseOperators)(
+            self.graph, self.device, self.dtype
+        )
+        a = torch.zeros(1, self.graph.num_vertices, device=self.device, dtype=self.dtype)
+        a[0, self.graph.source], a[0, self.graph.sink] = 1.0, -1.0
+        self._p_at_zero = self._operators.solve(a)[0]  # p for w = 0
 
     def forward(self, w: Tensor) -> Tensor:
         """Return p (..., num_vertices) for the weights w (..., edges)."""
@@ -74,22 +92,24 @@ class GraphCut(SolverLayer):
         return self._p_at_zero + linear_map(w, self._vertices, self._vertices_adjoint)
 
     def _vertices(self, w: Tensor) -> Tensor:
-        return self._apply_to_columns(lambda x: self._factor(self._Bt @ x / (-2 * self.gamma)), w)
+        operators, scale = self._operators, -1 / (2 * self.gamma)
+        return self._apply_to_rows(lambda x: operators.solve(scale * operators.divergence(x)), w)
 
     def _vertices_adjoint(self, p: Tensor) -> Tensor:
-        return self._apply_to_columns(lambda x: self._B @ self._factor(x / (-2 * self.gamma)), p)
+        operators, scale = self._operators, -1 / (2 * self.gamma)
+        return self._apply_to_rows(lambda x: operators.differences(operators.solve(scale * x)), p)
 
     def _differences(self, p: Tensor) -> Tensor:
-        return self._apply_to_columns(lambda x: self._B @ x, p)
+        return self._apply_to_rows(self._operators.differences, p)
 
     def _divergence(self, w: Tensor) -> Tensor:
-        return self._apply_to_columns(lambda x: self._Bt @ x, w)
+        return self._apply_to_rows(self._operators.divergence, w)
 
     @staticmethod
-    def _apply_to_columns(apply: Any, x: Tensor) -> Tensor:
-        """Apply a map of (n, columns) to x (..., n)."""
-        y = apply(x.reshape(x.shape[:-1].numel(), x.shape[-1]).T.contiguous())
-        return y.T.reshape(*x.shape[:-1], len(y))
+    def _apply_to_rows(apply: Map, x: Tensor) -> Tensor:
+        """Apply a map of (rows, n) to x (..., n)."""
+        y = apply(x.reshape(x.shape[:-1].numel(), x.shape[-1]))
+        return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def _check(self, w: Tensor) -> Tensor:
         w, E = self.cast("w", w), self.graph.num_edges
@@ -104,8 +124,80 @@ class GraphCut(SolverLayer):
         return f"{self.num_vertices} vertices, {self.graph.num_edges} edges, gamma={self.gamma}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_factor", "_B", "_Bt", "_p_at_zero")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_operators", "_p_at_zero")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.precompute()
+
+
+class GraphOperators(Protocol):
+    """The linear maps of a graph cut, on rows: w is (rows, edges), p is (rows, vertices)."""
+
+    def solve(self, rhs: Tensor) -> Tensor:
+        """Return (I + B'B/2 + aa')^-1 rhs."""
+        ...
+
+    def differences(self, p: Tensor) -> Tensor:
+        """Return Bp."""
+        ...
+
+    def divergence(self, w: Tensor) -> Tensor:
+        """Return B'w."""
+        ...
+
+
+class SparseOperators:
+    """The sparse Cholesky factor and sparse matrices. torch.compile runs them uncompiled."""
+
+    def __init__(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> None:
+        self.factor = SparseFactor(graph.reduced_matrix(), device, dtype)
+        B = graph.incidence()
+        self.B, self.Bt = (sparse_tensor(M).to(device, dtype) for M in (B, B.T))
+
+    @torch.compiler.disable
+    def solve(self, rhs: Tensor) -> Tensor:
+        return self.factor(rhs.T.contiguous()).T
+
+    @torch.compiler.disable
+    def differences(self, p: Tensor) -> Tensor:
+        return (self.B @ p.T.contiguous()).T
+
+    @torch.compiler.disable
+    def divergence(self, w: Tensor) -> Tensor:
+        return (self.Bt @ w.T.contiguous()).T
+
+
+class DenseOperators:
+    """The inverse of the system and lists of edges.
+
+    Training lets CUDA multiply float32 matrices in TF32, which keeps 11 significant bits. Each float32 factor is
+    therefore split into its first 11 bits and the rest. Three products of the pieces have the accuracy of float32.
+    """
+
+    def __init__(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> None:
+        matrix = torch.as_tensor(graph.reduced_matrix().toarray(), dtype=torch.float64, device=device)
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(matrix))
+        self.inverse = inverse if dtype == torch.float64 else round_to_tf32(inverse.to(dtype))
+        self.rest = (inverse - self.inverse).to(dtype)  # zero in float64
+        self.num_vertices = graph.num_vertices
+        self.tails, self.heads = torch.as_tensor(graph.edges, device=device).unbind(1)
+
+    def solve(self, rhs: Tensor) -> Tensor:
+        if rhs.dtype == torch.float64:
+            return rhs @ self.inverse
+        first = round_to_tf32(rhs)
+        return first @ self.inverse + (first @ self.rest + (rhs - first) @ self.inverse)
+
+    def differences(self, p: Tensor) -> Tensor:
+        return p.index_select(1, self.tails) - p.index_select(1, self.heads)
+
+    def divergence(self, w: Tensor) -> Tensor:
+        out = w.new_zeros(len(w), self.num_vertices)
+        return out.index_add(1, self.tails, w).index_add(1, self.heads, w, alpha=-1)
+
+
+def round_to_tf32(x: Tensor) -> Tensor:
+    """Return float32 values rounded to 11 significant bits."""
+    dropped = 1 << 13  # float32 has 24 significant bits
+    return (x.view(torch.int32) + dropped // 2 & -dropped).view(torch.float32)
