@@ -113,7 +113,7 @@ class ResNetEncoder(HalfResolutionEncoder):
 
 
 class ResidualBlock(nn.Module):
-    """relu(skip(x) + conv(relu(conv(x))))."""
+    """relu(skip(x) + conv(relu(conv(x)))). The skip is a 1x1 convolution where the number of channels changes."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, batch_norm: bool) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class ResidualBlock(nn.Module):
             nn.ReLU(),
             *_conv(out_channels, out_channels, kernel_size, batch_norm),
         )
-        self.skip = nn.Identity() if in_channels == out_channels else nn.Conv2d(in_channels, out_channels, 1)
+        self.skip = nn.Identity() if in_channels == out_channels else _skip(in_channels, out_channels, batch_norm)
 
     def forward(self, x: Tensor) -> Tensor:
         return (self.skip(x) + self.residual(x)).relu()
@@ -148,6 +148,11 @@ class FeaturePyramid(nn.Module):
             skip = finer.pop()
             x = skip + up(nn.functional.interpolate(x, skip.shape[-2:])).relu()
         return x
+
+
+def _skip(in_channels: int, out_channels: int, batch_norm: bool) -> nn.Module:
+    layers = _conv(in_channels, out_channels, 1, batch_norm)
+    return nn.Sequential(*layers) if batch_norm else layers[0]
 
 
 def _conv(in_channels: int, out_channels: int, kernel_size: int, batch_norm: bool, stride: int = 1) -> list[nn.Module]:
