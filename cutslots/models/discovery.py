@@ -19,7 +19,7 @@ from huggingface_hub import ModelHubMixin
 from torch import Tensor, nn
 
 from cutslots.models import model_card
-from cutslots.modules import slot_attention  # noqa: F401  it registers a slot module
+from cutslots.modules import graph_ocl, slot_attention  # noqa: F401  they register parts
 from cutslots.modules.decoders import DECODERS, Decoder, DecoderConfig, DecoderOutput, SpatialBroadcastConfig
 from cutslots.modules.encoders import ENCODERS, CNNConfig, Encoder, EncoderConfig
 from cutslots.modules.slots import SLOTS, CutSlotsConfig, SlotModule, Slots, SlotsConfig

@@ -9,6 +9,7 @@ In reading order:
     slots         features and masks to slots
     slot_attention  the baseline
     decoders      slots to reconstruction and masks
+    graph_ocl     partition, slot module and decoder of the authors' released code
     decoder_head  the last layers of a decoder, fused for CUDA (decoder_head_triton: the kernels)
 
 Encoders, partitions, slot modules and decoders are registered by name (`cutslots.registry`).

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -68,8 +68,6 @@ class SpatialBroadcastConfig(DecoderConfig):
     """Channels after each doubling of the resolution; the last is repeated as needed."""
     extra_layers: Annotated[int, Range(0, 64)] = 1
     """Convolutions at full resolution before the last one."""
-    activation: Literal["relu", "leaky"] = "relu"
-    """ReLU, or LeakyReLU with a tanh on the colors."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +118,10 @@ class BroadcastDecoder(MixtureDecoder):
 class SpatialBroadcastDecoder(BroadcastDecoder):
     """Transposed 5x5 convolutions, then convolutions at full resolution (the decoder of Slot Attention and the paper).
 
-    `extra_layers` 5x5 convolutions precede a 3x3 one to 4 channels. With activation "leaky" the colors pass a tanh.
+    `extra_layers` 5x5 convolutions precede a 3x3 one to 4 channels.
     """
+
+    activation: type[nn.Module] = nn.ReLU
 
     def __init__(
         self,
@@ -129,29 +129,22 @@ class SpatialBroadcastDecoder(BroadcastDecoder):
         image_size: Sequence[int],
         channels: Sequence[int] = (64,),
         extra_layers: int = 1,
-        activation: Literal["relu", "leaky"] = "relu",
         position_dim: int = 0,
     ) -> None:
         super().__init__(slot_dim, image_size, position_dim)
-        make_activation = nn.ReLU if activation == "relu" else nn.LeakyReLU
         widths = [self.content_dim, *_widths(channels, self.doublings)]
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
-            layers += [nn.ConvTranspose2d(before, after, 5, stride=2, padding=2, output_padding=1), make_activation()]
+            layers += [nn.ConvTranspose2d(before, after, 5, stride=2, padding=2, output_padding=1), self.activation()]
         for _ in range(extra_layers):
-            layers += [nn.Conv2d(widths[-1], widths[-1], 5, padding=2), make_activation()]
+            layers += [nn.Conv2d(widths[-1], widths[-1], 5, padding=2), self.activation()]
         layers += [nn.Conv2d(widths[-1], 4, 3, padding=1)]
         self.layers = nn.Sequential(*layers)
-        self.tanh_colors = activation == "leaky"
         self.head = FusedDecoderHead(extra_layers)
 
     def upsample(self, x: Tensor) -> Tensor:
         body = len(self.layers) - self.head.length
         return self.head(self.layers[:body](x), self.layers[body:])
-
-    def components(self, slots: Tensor) -> Tensor:
-        x = super().components(slots)
-        return torch.cat([x[:, :, :3].tanh(), x[:, :, 3:]], 2) if self.tanh_colors else x
 
 
 @DECODERS.register("pixel-shuffle", PixelShuffleConfig)

@@ -24,9 +24,7 @@ from cutslots.modules.base import check_features, check_kernel_sizes, check_size
 from cutslots.programs.grid_cut import GridCut
 from cutslots.registry import PartConfig, Range, Registry
 
-SOURCE, SINK = -2, -1  # the channels of GridCut that hold a pixel's terminal edges
-
-Background = Literal["cuts", "terminals", "none"]
+Background = Literal["cuts", "none"]
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,7 @@ class SoftmaxPartitionConfig(PartitionConfig):
     temperature: float = 0.5
     """Temperature of the softmax over objects."""
     background: Background = "cuts"
-    """How slot 0 becomes the background: a partition in two of its own (cuts), the terminal edges of one more cut
-    (terminals), or not at all (none)."""
+    """How slot 0 becomes the background: by a partition in two of its own (cuts), or not at all (none)."""
     background_temperature: float = 0.1
     """Temperature of the softmax between background and foreground."""
     combined_temperature: float | None = None
@@ -94,9 +91,9 @@ class KPartition(PartitionModule):
     """Partition of each image by minimum cuts (the paper).
 
     Takes features (B, C, H, W); returns `num_slots` masked features and masks. `background` says how mask 0 becomes
-    the background: by a partition in two ("cuts"), by the terminal edges of one more cut ("terminals"), or not at all
-    ("none"). `gamma`, `reach` and `anchor` are those of `GridCut`. `background_anchor` applies to the cuts of the
-    background alone: an anchored background need not cover half of the image.
+    the background: by a partition in two ("cuts"), or not at all ("none"). `gamma`, `reach` and `anchor` are those of
+    `GridCut`. `background_anchor` applies to the cuts of the background alone: an anchored background need not cover
+    half of the image.
 
     >>> parts, masks = KPartition(in_channels=8, num_slots=5, size=(16, 16))(torch.randn(2, 8, 16, 16))
     >>> parts.shape, masks.shape
@@ -124,16 +121,18 @@ class KPartition(PartitionModule):
         combined_temperature: float | None = None,
     ) -> None:
         super().__init__()
-        extra_cuts = {"cuts": 1, "terminals": 0, "none": 0}
+        extra_cuts = {"cuts": 1, "none": 0}
         if background not in extra_cuts:
             raise ValueError(f"background is {background!r}; expected one of {', '.join(extra_cuts)}")
-        if background == "terminals" and self.weights_per_cut == 1:
-            raise ValueError("background is 'terminals', which a partition without cuts does not have; expected 'cuts'")
         if background_anchor is not None and not 0 <= background_anchor <= 1:
             raise ValueError(f"background_anchor is {background_anchor}; expected a number from 0 to 1, or None")
         if num_slots < 2:
             raise ValueError(f"num_slots is {num_slots}; expected at least 2")
-        _check_temperatures(temperature, background_temperature, combined_temperature)
+        check_temperatures(
+            temperature=temperature,
+            background_temperature=background_temperature,
+            combined_temperature=combined_temperature,
+        )
         self.in_channels, self.size = in_channels, check_size(size)
         self.num_cuts = num_slots + extra_cuts[background]
         self.signed_weights, self.background = signed_weights, background
@@ -141,7 +140,7 @@ class KPartition(PartitionModule):
         self.temperature, self.background_temperature = temperature, background_temperature
         self.combined_temperature = combined_temperature
         out_channels = self.num_cuts * self.weights_per_cut
-        self.edge_net = _edge_net(in_channels, edge_net_channels, out_channels, edge_net_kernel_sizes)
+        self.edge_net = make_edge_net(in_channels, edge_net_channels, out_channels, edge_net_kernel_sizes)
         self.cut = self.background_cut = GridCut(self.size, gamma, reach, anchor)
         if background_anchor not in (None, anchor):
             self.background_cut = GridCut(self.size, gamma, reach, background_anchor)
@@ -177,10 +176,7 @@ class KPartition(PartitionModule):
         return self.background_cut if background else self.cut
 
     def _background_and_objects(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        if self.background == "terminals":
-            pair = self.cut_for(w, background=True).solve(w[:, 0]).d[:, [SOURCE, SINK]]
-            p = self.vertices(w[:, 1:])
-        elif self.background_cut is self.cut:
+        if self.background_cut is self.cut:
             pair, p = self.vertices(w).tensor_split([2], 1)
         else:
             pair, p = self.vertices(w[:, :2], background=True), self.vertices(w[:, 2:])
@@ -240,17 +236,24 @@ class SpacetimePartition(KPartition):
         return cast(GridCut, self.clip_cuts[key])
 
 
-def _edge_net(in_channels: int, hidden: int, out_channels: int, kernel_sizes: Sequence[int]) -> nn.Sequential:
+def make_edge_net(
+    in_channels: int,
+    hidden: int,
+    out_channels: int,
+    kernel_sizes: Sequence[int],
+    activation: type[nn.Module] = nn.ReLU,
+) -> nn.Sequential:
+    """Return convolutions that keep the size, with activations between them."""
     check_kernel_sizes(kernel_sizes, 1, "edge_net_kernel_sizes")
     channels = [in_channels] + [hidden] * (len(kernel_sizes) - 1) + [out_channels]
     layers: list[nn.Module] = []
     for kernel, (before, after) in zip(kernel_sizes, pairwise(channels), strict=True):
-        layers += [nn.Conv2d(before, after, kernel, padding=kernel // 2), nn.ReLU()]
+        layers += [nn.Conv2d(before, after, kernel, padding=kernel // 2), activation()]
     return nn.Sequential(*layers[:-1])
 
 
-def _check_temperatures(temperature: float, background: float, combined: float | None) -> None:
-    named = {"temperature": temperature, "background_temperature": background, "combined_temperature": combined}
+def check_temperatures(**named: float | None) -> None:
+    """Raise a ValueError that names a temperature if it is not positive. None stands for no softmax."""
     for name, value in named.items():
         if value is not None and not value > 0:
             raise ValueError(f"{name} is {value}; expected a positive number")

@@ -61,6 +61,47 @@ class SlotModule(PartModule):
         return append_positions(slots, masks, self.has_background) if self.position_dim else slots
 
 
+class PartitionSlots(SlotModule):
+    """Base class of slot modules that pool features under the masks of a partition. Subclasses implement `pooled`.
+
+    `partition` is a config or a module. With a spacetime partition all tensors have a frame axis after B.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_slots: int,
+        size: Sequence[int],
+        slot_dim: int,
+        relative_positions: bool,
+        partition: PartitionConfig | PartitionModule,
+    ) -> None:
+        super().__init__(num_slots, slot_dim, relative_positions)
+        self.position = SoftPositionEmbedding(in_channels, size)
+        self.partition: PartitionModule = (
+            PARTITIONS.build(partition, in_channels=in_channels, num_slots=num_slots, size=size)
+            if isinstance(partition, PartitionConfig)
+            else partition
+        )
+        self.has_background, self.spacetime = self.partition.has_background, self.partition.spacetime
+
+    def pooled(self, x: Tensor, masks: Tensor) -> Tensor:
+        """Return slots (B, K, D) of features (B, C, H, W) under masks (B, K, H, W)."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Slots:
+        if self.spacetime:
+            return self._forward_clips(x)
+        x = self.position(x)
+        masks = self.partition.masks(x)
+        return Slots(self.pooled(x, masks), masks)
+
+    def _forward_clips(self, x: Tensor) -> Slots:
+        frames = self.position(x.flatten(0, 1))
+        masks = self.partition.masks(frames.unflatten(0, x.shape[:2]))
+        return Slots(self.pooled(frames, masks.flatten(0, 1)).unflatten(0, x.shape[:2]), masks)
+
+
 @dataclass(frozen=True)
 class CutSlotsConfig(SlotsConfig):
     feature_dim: Annotated[int, Range(1, 65_536)] = 64
@@ -76,13 +117,13 @@ class CutSlotsConfig(SlotsConfig):
 
 
 @SLOTS.register("cut-slots", CutSlotsConfig)
-class CutSlots(SlotModule):
+class CutSlots(PartitionSlots):
     """Features pooled under the masks of a partition, by default of graph cuts (the paper's algorithm 2).
 
-    Position embedding, partition, mean over H and W, MLP. `pool="image_mean"` divides a masked sum by the size of the
-    image, as printed; "mask_mean" by that of the mask. With several `branches` each is followed by a residual MLP.
-    `partition` is a config or a module. `relative_positions` keeps the last three components of a slot for the
-    position of its mask. With a spacetime partition all tensors have a frame axis after B.
+    Position embedding, partition, MLP on pixels, mean over H and W, MLP on slots. `pool="image_mean"` divides a masked
+    sum by the size of the image, as printed; "mask_mean" by that of the mask. `partition` is a config or a module.
+    `relative_positions` keeps the last three components of a slot for the position of its mask. With a spacetime
+    partition all tensors have a frame axis after B.
 
     >>> slots, masks = CutSlots(in_channels=64, num_slots=11, size=(64, 64))(torch.randn(2, 64, 64, 64))
     >>> slots.shape, masks.shape
@@ -103,32 +144,17 @@ class CutSlots(SlotModule):
         relative_positions: bool = False,
         partition: PartitionConfig | PartitionModule | None = None,
     ) -> None:
-        super().__init__(num_slots, slot_dim, relative_positions)
+        partition = CutPartitionConfig() if partition is None else partition
+        super().__init__(in_channels, num_slots, size, slot_dim, relative_positions, partition)
         if pool not in ("image_mean", "mask_mean"):
             raise ValueError(f"pool is {pool!r}; expected 'image_mean' or 'mask_mean'")
         self.pool = pool
-        self.position = SoftPositionEmbedding(in_channels, size)
-        self.partition = _build_partition(partition, in_channels, num_slots, size)
-        self.has_background, self.spacetime = self.partition.has_background, self.partition.spacetime
         self.branches = nn.ModuleList(
             PoolingBranch(in_channels, feature_dim, mlp_dim, self.content_dim, residual=branches > 1)
             for _ in range(branches)
         )
 
-    def forward(self, x: Tensor) -> Slots:
-        if self.spacetime:
-            return self._forward_clips(x)
-        x = self.position(x)
-        masks = self.partition.masks(x)
-        return Slots(self.pooled(x, masks), masks)
-
-    def _forward_clips(self, x: Tensor) -> Slots:
-        frames = self.position(x.flatten(0, 1))
-        masks = self.partition.masks(frames.unflatten(0, x.shape[:2]))
-        return Slots(self.pooled(frames, masks.flatten(0, 1)).unflatten(0, x.shape[:2]), masks)
-
     def pooled(self, x: Tensor, masks: Tensor) -> Tensor:
-        """Return slots (B, K, D) of features (B, C, H, W) under masks (B, K, H, W)."""
         pixels, weights = x.flatten(2).mT, masks.flatten(2)
         total = weights.shape[-1] if self.pool == "image_mean" else weights.sum(-1, keepdim=True) + 1e-6
         weights = weights / total
@@ -136,21 +162,8 @@ class CutSlots(SlotModule):
         return self.with_positions(slots, masks)
 
 
-def _build_partition(
-    partition: PartitionConfig | PartitionModule | None, in_channels: int, num_slots: int, size: Sequence[int]
-) -> PartitionModule:
-    if isinstance(partition, nn.Module):
-        return partition
-    config = partition or CutPartitionConfig()
-    return PARTITIONS.build(config, in_channels=in_channels, num_slots=num_slots, size=size)
-
-
 class PoolingBranch(nn.Module):
-    """Pixels (B, HW, C) through an MLP, pooled by weights (B, K, HW), through another MLP: slots (B, K, D).
-
-    Pooling is linear. So the last layer of the first MLP is applied after it, to K vectors instead of HW: the same
-    function for half the work.
-    """
+    """Pixels (B, HW, C) through an MLP, pooled by weights (B, K, HW), through another MLP: slots (B, K, D)."""
 
     def __init__(self, in_channels: int, feature_dim: int, mlp_dim: int, slot_dim: int, residual: bool) -> None:
         super().__init__()
@@ -160,7 +173,15 @@ class PoolingBranch(nn.Module):
         self.residual = residual
 
     def forward(self, pixels: Tensor, weights: Tensor) -> Tensor:
-        features = self.pixel_mlp(pixels)
-        pooled = nn.functional.linear(weights.to(features.dtype) @ features, self.projection.weight)
-        pooled = pooled + weights.sum(-1, keepdim=True) * self.projection.bias
+        pooled = pool_projected(self.pixel_mlp(pixels), weights, self.projection)
         return pooled + self.slot_mlp(pooled) if self.residual else self.slot_mlp(pooled)
+
+
+def pool_projected(features: Tensor, weights: Tensor, projection: nn.Linear) -> Tensor:
+    """Return the sums (B, K, D) of projected features (B, HW, C) under weights (B, K, HW).
+
+    Pooling is linear. So the projection is applied after it, to K vectors instead of HW: the same function for less
+    work.
+    """
+    sums = nn.functional.linear(weights.to(features.dtype) @ features, projection.weight)
+    return sums + weights.sum(-1, keepdim=True) * projection.bias

@@ -10,6 +10,7 @@ from cutslots.models.pair_discovery import PairDiscoveryConfig
 from cutslots.models.spacetime_discovery import SpacetimeDiscoveryConfig
 from cutslots.modules.decoders import PixelShuffleConfig, SpatialBroadcastConfig
 from cutslots.modules.encoders import CNNConfig, ResNetConfig
+from cutslots.modules.graph_ocl import GraphOCLCutConfig, GraphOCLDecoderConfig, GraphOCLSlotsConfig
 from cutslots.modules.partition import CutPartitionConfig, SoftmaxPartitionConfig, SpacetimePartitionConfig
 from cutslots.modules.slot_attention import SlotAttentionConfig
 from cutslots.modules.slots import CutSlotsConfig
@@ -29,23 +30,12 @@ RELATIVE = replace(
     encoder=ResNetConfig(channels=16, kernel_sizes=(5, 3), pyramid_levels=2),
     slots=replace(SMALL.slots, relative_positions=True, partition=CutPartitionConfig(background_anchor=1.0)),
 )
-# The authors' released code: batch normalisation, three branches, the background by terminals, a leaky decoder.
-NORMED = DiscoveryConfig(
+# The authors' released code.
+GRAPH_OCL = DiscoveryConfig(
     image_size=(16, 16),
     encoder=ResNetConfig(channels=8, kernel_sizes=(5, 3, 3, 3, 3), batch_norm=True),
-    slots=CutSlotsConfig(
-        num_slots=12,
-        branches=3,
-        partition=CutPartitionConfig(
-            edge_net_channels=8,
-            edge_net_kernel_sizes=(3, 3),
-            signed_weights=False,
-            background="terminals",
-            background_temperature=1.0,
-            combined_temperature=0.1,
-        ),
-    ),
-    decoder=SpatialBroadcastConfig(channels=(8,), extra_layers=2, activation="leaky"),
+    slots=GraphOCLSlotsConfig(num_slots=12, partition=GraphOCLCutConfig(edge_net_channels=8)),
+    decoder=GraphOCLDecoderConfig(channels=(8,)),
 )
 CLEVR = DiscoveryConfig(image_size=(32, 32), slots=CutSlotsConfig(num_slots=12))
 CLEVRTEX = replace(CLEVR, encoder=ResNetConfig())
@@ -83,7 +73,7 @@ CONFIGS = {
     "softmax": SOFTMAX,
     "attention": ATTENTION,
     "relative": RELATIVE,
-    "normed": NORMED,
+    "graph-ocl": GRAPH_OCL,
     "clevr": CLEVR,
     "clevrtex": CLEVRTEX,
     "images": IMAGES,

@@ -19,8 +19,8 @@ from cutslots.modules.encoders import CNNEncoder
 from cutslots.modules.slots import CutSlots
 from tests.models.configs import (
     CONFIGS,
+    GRAPH_OCL,
     IMAGES,
-    NORMED,
     PAIRS,
     SMALL,
     RunsCode,
@@ -290,7 +290,7 @@ def assert_holds(model, tensors):
         assert value.dtype == (torch.int64 if name.endswith("num_batches_tracked") else torch.float32), name
 
 
-@pytest.mark.parametrize("config", [SMALL, NORMED], ids=["plain", "batch norm"])
+@pytest.mark.parametrize("config", [SMALL, GRAPH_OCL], ids=["plain", "batch norm"])
 def test_half_is_saved_as_float16_and_loaded_as_float32(tmp_path, config):
     model = with_statistics(config)
     save(model, tmp_path, half=True)
@@ -298,7 +298,7 @@ def test_half_is_saved_as_float16_and_loaded_as_float32(tmp_path, config):
     for name, value in model.state_dict().items():
         assert torch.equal(saved[name], value.half() if value.is_floating_point() else value), name
         assert saved[name].dtype == (torch.float16 if value.is_floating_point() else torch.int64), name
-    assert any(name.endswith("num_batches_tracked") for name in saved) == (config is NORMED)
+    assert any(name.endswith("num_batches_tracked") for name in saved) == (config is GRAPH_OCL)
     for again in (load(tmp_path), Discovery.from_pretrained(tmp_path), Discovery.from_pretrained(str(tmp_path))):
         assert_holds(again, saved)
         assert again.config == config
@@ -316,7 +316,7 @@ def test_half_takes_half_the_space(tmp_path):
 
 
 def test_bfloat16_loads_as_float32(tmp_path):
-    model = with_statistics(NORMED)
+    model = with_statistics(GRAPH_OCL)
     save(model, tmp_path)
     saved = {k: v.bfloat16() if v.is_floating_point() else v for k, v in model.state_dict().items()}
     save_file(saved, tmp_path / "model.safetensors")
@@ -350,7 +350,7 @@ def test_half_holds_the_largest_and_the_smallest(tmp_path):
 
 
 def test_integer_tensors_are_not_weights(tmp_path):
-    save(with_statistics(NORMED), tmp_path)
+    save(with_statistics(GRAPH_OCL), tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     count = next(name for name in tensors if name.endswith("num_batches_tracked"))

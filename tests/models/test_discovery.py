@@ -292,9 +292,10 @@ for registry in REGISTRIES: print(registry.kind, *registry.names(), sep="|")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     names = {kind: parts for kind, *parts in (line.split("|") for line in done.stdout.splitlines())}
     assert names["model"] == ["discovery", "pair-discovery", "spacetime-discovery"], done.stderr
-    assert names["slot module"] == ["cut-slots", "slot-attention"]
-    assert names["encoder"] == ["cnn", "resnet"] and names["decoder"] == ["spatial-broadcast", "pixel-shuffle"]
-    assert names["partition"] == ["cut", "softmax", "spacetime-cut"]
+    assert names["slot module"] == ["cut-slots", "graph-ocl-slots", "slot-attention"]
+    assert names["encoder"] == ["cnn", "resnet"]
+    assert names["decoder"] == ["spatial-broadcast", "pixel-shuffle", "graph-ocl-decoder"]
+    assert names["partition"] == ["cut", "softmax", "spacetime-cut", "graph-ocl-cut"]
 
 
 def test_the_default_config_builds():

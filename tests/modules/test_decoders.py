@@ -161,16 +161,6 @@ def test_decoder_of_the_paper():
     assert count_modules(net, nn.ReLU) == 5 and isinstance(net.layers[-1], nn.Conv2d)
 
 
-def test_decoder_of_the_released_code():
-    net = SpatialBroadcastDecoder(64, (128, 128), extra_layers=2, activation="leaky")
-    assert convolutions(net)[4:] == [("conv", 64, 64, 5, 1), ("conv", 64, 64, 5, 1), ("conv", 64, 4, 3, 1)]
-    assert count_modules(net, nn.LeakyReLU) == 6 and count_modules(net, nn.ReLU) == 0
-    with torch.no_grad():
-        net.layers[-1].bias.fill_(3.0)
-        colors, logits = net.components(torch.randn(1, 2, 64)).split([3, 1], dim=2)
-    assert colors.abs().max() <= 1 and logits.max() > 1, "tanh bounds colors, not logits"
-
-
 def test_the_last_channels_are_repeated():
     spatial = SpatialBroadcastDecoder(10, (64, 64), channels=(8, 6), extra_layers=0)
     assert [c[1:3] for c in convolutions(spatial)] == [(10, 8), (8, 6), (6, 6), (6, 4)]

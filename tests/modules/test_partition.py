@@ -10,7 +10,7 @@ X = torch.randn(2, 8, 6, 9)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("background", ["cuts", "terminals", "none"])
+@pytest.mark.parametrize("background", ["cuts", "none"])
 @pytest.mark.parametrize("combined_temperature", [None, 0.1])
 def test_masks_sum_to_one(device, background, combined_temperature):
     options = {"background": background, "combined_temperature": combined_temperature}
@@ -39,19 +39,7 @@ def test_algorithm_1_written_out(anchor, background_anchor):
     torch.testing.assert_close(parts.sum(1), X, msg="the parts sum to the features")
 
 
-@pytest.mark.parametrize("background_anchor", [None, 0.7])
-def test_terminals_of_one_more_cut_make_the_background(background_anchor):
-    options = {"background": "terminals", "background_temperature": 1.0, "background_anchor": background_anchor}
-    partition = KPartition(8, 3, (6, 9), signed_weights=False, **options)
-    w = partition.edge_net(X).relu().reshape(2, 3, 6, 6, 9)
-    assert partition.num_cuts == 3
-    d = GridCut((6, 9), anchor=background_anchor or 0.0).solve(w[:, 0]).d
-    pair = torch.softmax(d[:, 4:6], 1)
-    objects = torch.softmax(torch.stack([partition.cut(w[:, i]) for i in (1, 2)], 1) / 0.5, 1)
-    torch.testing.assert_close(partition.masks(X), torch.cat([pair[:, :1], pair[:, 1:] * objects], 1))
-
-
-@pytest.mark.parametrize("background", ["cuts", "terminals", "none"])
+@pytest.mark.parametrize("background", ["cuts", "none"])
 def test_combined_temperature_is_of_another_softmax(background):
     plain = KPartition(8, 4, (6, 9), background=background)
     combined = KPartition(8, 4, (6, 9), background=background, combined_temperature=0.3)
@@ -62,8 +50,6 @@ def test_combined_temperature_is_of_another_softmax(background):
 def test_softmax_partition_is_the_softmax_of_the_network():
     partition = SoftmaxPartition(8, 3, (6, 9), background="none", temperature=2.0)
     torch.testing.assert_close(partition.masks(X), torch.softmax(partition.edge_net(X) / 2, 1))
-    with pytest.raises(ValueError, match=r"^background is 'terminals', which a partition without cuts does not have"):
-        SoftmaxPartition(8, 3, (6, 9), background="terminals")
 
 
 def test_softmax_partition_with_a_background():
@@ -95,7 +81,7 @@ def test_no_slot_can_win_everywhere():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"background": "sky"}, "background is 'sky'; expected one of cuts, terminals, none"),
+        ({"background": "sky"}, "background is 'sky'; expected one of cuts, none"),
         ({"num_slots": 1}, "num_slots is 1; expected at least 2"),
         ({"size": (6,)}, r"size is \(6,\); expected \(H, W\)"),
         ({"edge_net_kernel_sizes": (2,)}, r"edge_net_kernel_sizes is \(2,\); expected an odd integer"),
@@ -123,7 +109,7 @@ def test_bad_features():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("background", ["cuts", "terminals", "none"])
+@pytest.mark.parametrize("background", ["cuts", "none"])
 @pytest.mark.parametrize("length", [1, 2, 4])
 def test_masks_of_clips_sum_to_one(device, background, length):
     """Clips may have any length, whether it was prepared or not."""
@@ -154,16 +140,6 @@ def test_algorithm_1_through_time(length, background_anchor):
     torch.testing.assert_close(partition(x).parts, masks[:, :, :, None] * x[:, :, None])
 
 
-def test_terminals_of_a_clip_make_its_background():
-    partition = SpacetimePartition(8, 3, (6, 9), background="terminals", background_temperature=1.0)
-    x = torch.randn(2, 3, 8, 6, 9)
-    w = torch.stack([partition.edge_net(frame).reshape(2, 3, 8, 6, 9) for frame in x.unbind(1)], 3)
-    cut = GridCut((3, 6, 9))
-    pair = torch.softmax(cut.solve(w[:, 0]).d[:, 6:8], 1)
-    objects = torch.softmax(torch.stack([cut(w[:, i]) for i in (1, 2)], 1) / 0.5, 1)
-    torch.testing.assert_close(partition.masks(x), torch.cat([pair[:, :1], pair[:, 1:] * objects], 1).movedim(2, 1))
-
-
 @pytest.mark.parametrize("no_temporal_weights", [False, True])
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_vertices_are_those_of_the_literal_qp(length, no_temporal_weights):
@@ -187,7 +163,7 @@ def test_gradient_of_masks_of_clips(length):
     assert torch.autograd.gradcheck(partition.masks, x)
 
 
-@pytest.mark.parametrize("background", ["cuts", "terminals", "none"])
+@pytest.mark.parametrize("background", ["cuts", "none"])
 def test_masks_of_a_frame_depend_on_every_frame(background):
     partition = SpacetimePartition(8, 4, (6, 9), background=background)
     x = torch.randn(2, 3, 8, 6, 9, requires_grad=True)

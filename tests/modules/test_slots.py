@@ -137,14 +137,13 @@ def test_slots_of_clips_pool_each_frame():
 
 PARTITIONS = {
     "cuts": CutPartitionConfig(),
-    "terminals": CutPartitionConfig(background="terminals"),
     "no background": CutPartitionConfig(background="none"),
     "softmax": SoftmaxPartitionConfig(),
     "softmax without background": SoftmaxPartitionConfig(background="none"),
 }
 RELATIVE = [
     (CutSlots, {"partition": "cuts"}),
-    (CutSlots, {"partition": "terminals", "pool": "mask_mean"}),
+    (CutSlots, {"partition": "cuts", "pool": "mask_mean"}),
     (CutSlots, {"partition": "no background"}),
     (CutSlots, {"partition": "cuts", "branches": 2}),
     (CutSlots, {"partition": "softmax"}),

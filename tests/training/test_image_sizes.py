@@ -11,7 +11,8 @@ from cutslots.modules.slots import SLOTS
 from cutslots.training.loop import train
 from tests.small_runs import lines, small
 
-SLOT_MODULES, DECODER_NAMES = ("cut-slots", "slot-attention"), ("spatial-broadcast", "pixel-shuffle")
+SLOT_MODULES = ("cut-slots", "graph-ocl-slots", "slot-attention")
+DECODER_NAMES = ("spatial-broadcast", "pixel-shuffle", "graph-ocl-decoder")
 TWO_STEPS = {"max_steps": 2, "num_images": 4, "num_eval_images": 2, "batch_size": 2}
 
 
@@ -32,7 +33,7 @@ def test_images_that_are_not_square(slots, decoder, tmp_path):
 
 
 @pytest.mark.parametrize("image_size", [(9, 31), (33, 16)])
-@pytest.mark.parametrize("partition", ["cut", "softmax"])
+@pytest.mark.parametrize("partition", ["cut", "softmax", "graph-ocl-cut"])
 def test_odd_sizes(partition, image_size, tmp_path):
     options = {"slots__partition": partition, "image_size": image_size, "encoder__pyramid_levels": 2}
     train(small(tmp_path / "run", **options, **TWO_STEPS))

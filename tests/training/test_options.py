@@ -159,13 +159,13 @@ def test_a_plugin_that_does_not_exist(monkeypatch, tmp_path):
         ),
         (
             ["--decoder.extra_layers", "2"],
-            "--decoder.extra-layers is an option of the decoder spatial-broadcast, but pixel-shuffle is selected; "
-            "pass --decoder spatial-broadcast too, or leave it out",
+            "--decoder.extra-layers is an option of the decoder spatial-broadcast, graph-ocl-decoder, "
+            "but pixel-shuffle is selected; pass --decoder spatial-broadcast too, or leave it out",
         ),
         (
             ["--slots.partition", "softmax", "--slots.partition.gamma", "1"],
-            "--slots.partition.gamma is an option of the partition cut, spacetime-cut, but softmax is selected; "
-            "pass --slots.partition cut too, or leave it out",
+            "--slots.partition.gamma is an option of the partition cut, spacetime-cut, graph-ocl-cut, "
+            "but softmax is selected; pass --slots.partition cut too, or leave it out",
         ),
         (
             ["--data.low-contrast", "0.5"],
@@ -179,8 +179,8 @@ def test_a_plugin_that_does_not_exist(monkeypatch, tmp_path):
         ),
         (
             ["--slots", "slot-attention", "--slots.partition", "cut"],
-            "--slots.partition is an option of the slot module cut-slots, but slot-attention is selected; "
-            "pass --slots cut-slots too, or leave it out",
+            "--slots.partition is an option of the slot module cut-slots, graph-ocl-slots, "
+            "but slot-attention is selected; pass --slots cut-slots too, or leave it out",
         ),
         (
             ["--slots", "slot-attention", "--slots.partition.gamma", "1"],
@@ -221,9 +221,9 @@ def test_an_option_of_the_run_that_does_not_exist(monkeypatch, capsys):
     "flag, known",
     [
         ("--encoder", "encoder is 'nope'; expected one of cnn, resnet"),
-        ("--slots", "slot module is 'nope'; expected one of cut-slots, slot-attention"),
-        ("--slots.partition", "partition is 'nope'; expected one of cut, softmax, spacetime-cut"),
-        ("--decoder", "decoder is 'nope'; expected one of spatial-broadcast, pixel-shuffle"),
+        ("--slots", "slot module is 'nope'; expected one of cut-slots, graph-ocl-slots, slot-attention"),
+        ("--slots.partition", "partition is 'nope'; expected one of cut, softmax, spacetime-cut, graph-ocl-cut"),
+        ("--decoder", "decoder is 'nope'; expected one of spatial-broadcast, pixel-shuffle, graph-ocl-decoder"),
         ("--model", "model is 'nope'; expected one of discovery, pair-discovery, spacetime-discovery"),
         ("--loss", "loss is 'nope'; expected one of mse"),
         ("--data", "data is 'nope'; expected one of plain, textured, ood, camo, moving, clevr:DIR"),
