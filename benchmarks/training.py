@@ -141,7 +141,8 @@ def parts(config: TrainConfig, fabric: Fabric, model: Discovery, images: Dataset
         masks = add("cut, softmax", compiled(partition._masks, config), [], w)
         with torch.no_grad(), fabric.autocast():
             positioned = position(features)
-        slots = add("pooling", compiled(module.pooled, config), [module.branches], positioned, masks)
+        pooling = [module.pixel_mlp, module.projection, module.slot_mlp]
+        slots = add("pooling", compiled(module.pooled, config), pooling, positioned, masks)
     else:
         slots = add("slot module", compiled(lambda x: module(x).slots, config), [module], features)
     decode = compiled(model.decode, config)

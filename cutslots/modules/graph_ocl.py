@@ -35,6 +35,7 @@ from cutslots.programs.graph_cut import GraphCut
 from cutslots.registry import Range
 
 NUM_BRANCHES = 3  # pixel MLPs and slot MLPs
+MAX_PIXELS = 2**18  # of a cut; to factor a larger one takes many seconds and gigabytes
 
 
 # ----------------------------------------------------------------------------------------------------------- partition
@@ -85,6 +86,8 @@ class GraphOCLPartition(PartitionModule):
             raise ValueError(f"num_slots is {num_slots}; expected at least 2")
         check_temperatures(temperature=temperature, combined_temperature=combined_temperature)
         self.in_channels, self.size = in_channels, check_size(size)
+        if self.size[0] * self.size[1] > MAX_PIXELS:
+            raise ValueError(f"size is {self.size}; expected at most {MAX_PIXELS:,} feature pixels for graph-ocl-cut")
         self.temperature, self.combined_temperature = temperature, combined_temperature
         self.object_net, self.foreground_net = (
             make_edge_net(in_channels, edge_net_channels, 6 * cuts, edge_net_kernel_sizes, nn.LeakyReLU)

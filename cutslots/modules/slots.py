@@ -110,8 +110,6 @@ class CutSlotsConfig(SlotsConfig):
     """Hidden dimension of the MLP that slots pass after pooling."""
     pool: Pool = "image_mean"
     """Divide a masked sum of features by the size of the image (the paper) or by that of the mask."""
-    branches: Annotated[int, Range(1, 64)] = 1
-    """Pooling branches in parallel, whose slots are added."""
     partition: PartitionConfig = field(default_factory=CutPartitionConfig)
     """How features are partitioned."""
 
@@ -140,7 +138,6 @@ class CutSlots(PartitionSlots):
         feature_dim: int = 64,
         mlp_dim: int = 128,
         pool: Pool = "image_mean",
-        branches: int = 1,
         relative_positions: bool = False,
         partition: PartitionConfig | PartitionModule | None = None,
     ) -> None:
@@ -149,32 +146,15 @@ class CutSlots(PartitionSlots):
         if pool not in ("image_mean", "mask_mean"):
             raise ValueError(f"pool is {pool!r}; expected 'image_mean' or 'mask_mean'")
         self.pool = pool
-        self.branches = nn.ModuleList(
-            PoolingBranch(in_channels, feature_dim, mlp_dim, self.content_dim, residual=branches > 1)
-            for _ in range(branches)
-        )
+        self.pixel_mlp = nn.Sequential(nn.LayerNorm(in_channels), nn.Linear(in_channels, feature_dim), nn.ReLU())
+        self.projection = nn.Linear(feature_dim, self.content_dim)
+        self.slot_mlp = mlp(self.content_dim, mlp_dim, self.content_dim)
 
     def pooled(self, x: Tensor, masks: Tensor) -> Tensor:
-        pixels, weights = x.flatten(2).mT, masks.flatten(2)
+        weights = masks.flatten(2)
         total = weights.shape[-1] if self.pool == "image_mean" else weights.sum(-1, keepdim=True) + 1e-6
-        weights = weights / total
-        slots = torch.stack([branch(pixels, weights) for branch in self.branches]).sum(0)
-        return self.with_positions(slots, masks)
-
-
-class PoolingBranch(nn.Module):
-    """Pixels (B, HW, C) through an MLP, pooled by weights (B, K, HW), through another MLP: slots (B, K, D)."""
-
-    def __init__(self, in_channels: int, feature_dim: int, mlp_dim: int, slot_dim: int, residual: bool) -> None:
-        super().__init__()
-        self.pixel_mlp = nn.Sequential(nn.LayerNorm(in_channels), nn.Linear(in_channels, feature_dim), nn.ReLU())
-        self.projection = nn.Linear(feature_dim, slot_dim)
-        self.slot_mlp = mlp(slot_dim, mlp_dim, slot_dim)
-        self.residual = residual
-
-    def forward(self, pixels: Tensor, weights: Tensor) -> Tensor:
-        pooled = pool_projected(self.pixel_mlp(pixels), weights, self.projection)
-        return pooled + self.slot_mlp(pooled) if self.residual else self.slot_mlp(pooled)
+        slots = pool_projected(self.pixel_mlp(x.flatten(2).mT), weights / total, self.projection)
+        return self.with_positions(self.slot_mlp(slots), masks)
 
 
 def pool_projected(features: Tensor, weights: Tensor, projection: nn.Linear) -> Tensor:
@@ -183,5 +163,5 @@ def pool_projected(features: Tensor, weights: Tensor, projection: nn.Linear) -> 
     Pooling is linear. So the projection is applied after it, to K vectors instead of HW: the same function for less
     work.
     """
-    sums = nn.functional.linear(weights.to(features.dtype) @ features, projection.weight)
+    sums = torch.nn.functional.linear(weights.to(features.dtype) @ features, projection.weight)
     return sums + weights.sum(-1, keepdim=True) * projection.bias

@@ -61,7 +61,6 @@ CUT_SLOTS = CutSlotsConfig(
     feature_dim=64,
     mlp_dim=128,
     pool="image_mean",
-    branches=1,
     partition=CUT,
 )
 CLEVR = DiscoveryConfig(

@@ -36,21 +36,17 @@ def test_shapes_and_masks(device, kind, size):
 
 
 @pytest.mark.parametrize("pool", ["image_mean", "mask_mean"])
-@pytest.mark.parametrize("branches", [1, 3])
-def test_algorithm_2_written_out(pool, branches):
+def test_algorithm_2_written_out(pool):
     """`CutSlots` pools before the last layer of the pixel MLP. Pooling after it gives the same slots."""
-    module = CutSlots(8, 4, (6, 9), slot_dim=10, pool=pool, branches=branches).double()
+    module = CutSlots(8, 4, (6, 9), slot_dim=10, pool=pool).double()
     x = torch.randn(2, 8, 6, 9, dtype=torch.double)
     slots, masks = module(x)
     embedded = x + module.position.linear(module.position.grid).permute(2, 0, 1)
-    expected = 0
-    for branch in module.branches:
-        features = branch.projection(branch.pixel_mlp(embedded.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
-        masked = masks[:, :, None] * features[:, None]  # r_i of algorithm 1
-        share = 1.0 if pool == "image_mean" else masks.mean((2, 3))[..., None]
-        r = masked.mean((3, 4)) / share
-        expected = expected + (branch.slot_mlp(r) if branches == 1 else r + branch.slot_mlp(r))
-    torch.testing.assert_close(slots, expected, rtol=1e-4, atol=1e-4 if pool == "mask_mean" else 1e-9)
+    features = module.projection(module.pixel_mlp(embedded.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+    masked = masks[:, :, None] * features[:, None]  # r_i of algorithm 1
+    share = 1.0 if pool == "image_mean" else masks.mean((2, 3))[..., None]
+    r = masked.mean((3, 4)) / share
+    torch.testing.assert_close(slots, module.slot_mlp(r), rtol=1e-4, atol=1e-4 if pool == "mask_mean" else 1e-9)
 
 
 def test_gradient_of_cut_slots():
@@ -115,7 +111,7 @@ def test_a_partition_of_ones_own():
 
 
 def test_parameter_groups_include_those_of_the_partition():
-    module = CutSlots(8, 3, (6, 9), branches=2)
+    module = CutSlots(8, 3, (6, 9))
     (group,) = module.parameter_groups()
     assert [id(p) for p in group["params"]] == [id(p) for p in module.parameters()] and group["lr_scale"] == 1.0
     module.partition.requires_grad_(False)
@@ -145,7 +141,6 @@ RELATIVE = [
     (CutSlots, {"partition": "cuts"}),
     (CutSlots, {"partition": "cuts", "pool": "mask_mean"}),
     (CutSlots, {"partition": "no background"}),
-    (CutSlots, {"partition": "cuts", "branches": 2}),
     (CutSlots, {"partition": "softmax"}),
     (CutSlots, {"partition": "softmax without background"}),
     (SlotAttention, {}),

@@ -93,7 +93,7 @@ def test_clevr_has_the_numbers_of_the_paper():
     assert config.model.encoder == CNNConfig(channels=64, kernel_sizes=(5, 5, 5, 5), pyramid_levels=0)
     slots = config.model.slots
     assert isinstance(slots, CutSlotsConfig) and (slots.num_slots, slots.slot_dim, slots.feature_dim) == (12, 64, 64)
-    assert (slots.mlp_dim, slots.pool, slots.branches, slots.relative_positions) == (128, "image_mean", 1, False)
+    assert (slots.mlp_dim, slots.pool, slots.relative_positions) == (128, "image_mean", False)
     partition = slots.partition
     assert (partition.gamma, partition.temperature, partition.background_temperature) == (0.5, 0.5, 0.1)
     assert (partition.anchor, partition.reach, partition.background) == (0.0, None, "cuts")
