@@ -171,7 +171,7 @@ def nested(config, part, **options):
     [
         (lambda c: c | {"depth": 3}, "model 'discovery' has no option 'depth'; its options are image_size, encoder,"),
         (lambda c: nested(c, "encoder", depth=3), "encoder 'cnn' has no option 'depth'; its options are channels, ker"),
-        (lambda c: nested(c, "decoder", activation="relu"), "'pixel-shuffle' has no option 'activation'; its options"),
+        (lambda c: nested(c, "decoder", extra_layers=1), "'pixel-shuffle' has no option 'extra_layers'; its options"),
         (lambda c: nested(c, "encoder", channels=0), "channels is 0; expected an integer from 1 to 65,536"),
         (lambda c: nested(c, "encoder", channels=10**400), "expected an integer from 1 to 65,536"),
         (lambda c: nested(c, "encoder", channels="many"), "channels is 'many'; expected an integer"),

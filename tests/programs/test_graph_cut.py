@@ -97,6 +97,7 @@ def test_products_of_two_11_bit_factors_have_the_accuracy_of_float32(rng):
 
 @needs_cuda
 def test_tf32_does_not_change_a_solution_on_cuda():
+    """TF32 alone is wrong by 1e-3."""
     shape, N = (64, 64), 64 * 64
     cut = GraphCut(Graph.grid(shape).edges[: -2 * N], N)
     w = edge_list(random_weights(shape, (8,), torch.float32), shape)
@@ -107,7 +108,7 @@ def test_tf32_does_not_change_a_solution_on_cuda():
     try:
         torch.set_float32_matmul_precision("high")
         for solver in (cut, torch.compile(cut, fullgraph=True)):
-            torch.testing.assert_close(solver(w.cuda()).cpu().double(), expected, rtol=0, atol=3e-6)
+            torch.testing.assert_close(solver(w.cuda()).cpu().double(), expected, rtol=0, atol=1e-5)
     finally:
         torch.set_float32_matmul_precision(before)
 
