@@ -1,4 +1,4 @@
-"""Videos as images and as clips: `VideoFrames` returns single frames, `Clips` short runs of consecutive frames."""
+"""Videos as images and as clips: `VideoFrames` returns single frames, `Clips` a few frames of one video."""
 
 from __future__ import annotations
 
@@ -31,21 +31,26 @@ class VideoFrames(Dataset):
 
 
 class Clips(Dataset):
-    """All clips of `length` consecutive frames: images (B, length, 3, H, W)."""
+    """All clips of `length` frames that are 1 to `max_gap` frames apart: images (B, length, 3, H, W)."""
 
-    def __init__(self, videos: VideoDataset, length: int) -> None:
-        self.videos, self.frames, self.starts = videos, length, videos.frames - length + 1
+    def __init__(self, videos: VideoDataset, length: int, max_gap: int = 1) -> None:
+        self.videos, self.frames = videos, length
         self.image_size, self.has_masks = videos.image_size, videos.has_masks
-        if self.starts < 1:
+        needed = (length - 1) * max_gap + 1
+        if videos.frames < needed:
+            gap = f" with max_frame_gap {max_gap}" if max_gap > 1 else ""
             raise ValueError(
-                f"the videos have {videos.frames} frames; expected at least {length} (--data moving, movi-a:DIR)"
+                f"the videos have {videos.frames} frames; expected at least {needed}{gap} (--data moving, movi-a:DIR)"
             )
+        gaps = range(1, max_gap + 1)
+        self.clips = np.array([(i, gap) for gap in gaps for i in range(videos.frames - (length - 1) * gap)])
 
     def __len__(self) -> int:
-        return len(self.videos) * self.starts
+        return len(self.videos) * len(self.clips)
 
     def get_batch(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
-        video, start = np.divmod(check_indices(indices, len(self)), self.starts)
-        frames = start[:, None] + np.arange(self.frames)
+        video, clip = np.divmod(check_indices(indices, len(self)), len(self.clips))
+        start, gap = self.clips[clip].T
+        frames = start[:, None] + gap[:, None] * np.arange(self.frames)
         sample = self.videos.get_frames(video.repeat(self.frames), frames.reshape(-1), device)
         return Sample(*(x.unflatten(0, (len(video), self.frames)) for x in sample))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from cutslots.modules.slots import SlotModule, SlotsConfig
 from cutslots.programs.matching import MatchedSlots, match_slots
 from cutslots.registry import Range
 
+Pairing = Literal["joint", "shared", "separate"]
+
 
 @dataclass(frozen=True)
 class PairDiscoveryConfig(ModelConfig):
@@ -31,8 +33,15 @@ class PairDiscoveryConfig(ModelConfig):
     """Regulariser of the matching QP."""
     match_temperature: float = 0.5
     """Temperature of the softmax over its solution."""
+    match_dim: Annotated[int, Range(0, 65_536)] = 0
+    """Dimension of a learned projection by which slots are matched; 0 matches the slots themselves (the paper)."""
+    pairing: Pairing = "joint"
+    """How a pair of slots reconstructs two frames: one slot for both (joint, the paper), the mean of the pair with a
+    small code for each frame (shared), or each frame's own slot changed by the other (separate)."""
     motion_dim: Annotated[int, Range(1, 65_536)] = 128
     """Hidden dimension of the MLP that transforms a pair of slots."""
+    code_dim: Annotated[int, Range(1, 65_536)] = 8
+    """Dimension of the code of each frame, with pairing shared."""
 
     @property
     def frames(self) -> int:
@@ -63,13 +72,17 @@ class PairDiscovery(Discovery):
         decoder: Decoder,
         match_gamma: float = 0.1,
         match_temperature: float = 0.5,
+        match_dim: int = 0,
+        pairing: Pairing = "joint",
         motion_dim: int = 128,
+        code_dim: int = 8,
     ) -> None:
         super().__init__(encoder, slots, decoder)
         if slots.position_dim:
             raise ValueError("relative_positions is set; expected slots without positions, which matching would mix")
         self.match_gamma, self.match_temperature = match_gamma, match_temperature
-        self.motion = mlp(2 * slots.slot_dim, motion_dim, 2 * slots.slot_dim)
+        self.match_projection = nn.Linear(slots.slot_dim, match_dim, bias=False) if match_dim else nn.Identity()
+        self.pairing: SlotPairing = _PAIRINGS[pairing](slots.slot_dim, motion_dim, code_dim)
 
     def forward(self, image: Tensor) -> DiscoveryOutput:
         slots, masks = (x.unflatten(0, image.shape[:2]) for x in self.encode(flatten_frames(image, 2)))
@@ -84,17 +97,74 @@ class PairDiscovery(Discovery):
         """Return for slots s of one frame their partners among t of the other, and the weights (B, K, K)."""
         with torch.autocast(s.device.type, enabled=False):
             s, t = upcast_half(s), upcast_half(t)
-            unit_s, unit_t = (nn.functional.normalize(x, dim=-1) for x in (s, t))
+            unit_s, unit_t = (nn.functional.normalize(self.match_projection(x), dim=-1) for x in (s, t))
             weights = match_slots(unit_s, unit_t, self.match_gamma, self.match_temperature).weights
             return MatchedSlots(weights @ t, weights)
 
     def transform(self, s: Tensor, r: Tensor) -> Tensor:
         """Return the slots (B, 2, K, D) that reconstruct both frames, from slots s and their partners r."""
-        pair = torch.cat([upcast_half(s), upcast_half(r)], -1)
-        return torch.stack((pair + self.motion(pair)).chunk(2, -1), 1)
+        return self.pairing(upcast_half(s), upcast_half(r))
 
     def decode_frame(self, slots: Tensor) -> DecoderOutput:
         return self.decode(self.transform(slots, slots)[:, 1])
+
+
+class SlotPairing(nn.Module):
+    """Base of the ways in which slots s (B, K, D) and their partners r become slots (B, 2, K, D) of two frames."""
+
+    def __init__(self, slot_dim: int, motion_dim: int, code_dim: int) -> None:
+        super().__init__()
+
+    def forward(self, s: Tensor, r: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class JointPairing(SlotPairing):
+    """One slot u = MLP(s, r) for both frames (the paper). A layer for each frame turns it into what is decoded.
+
+    u is no larger than a slot, so a pair of two objects has to fit where a pair of one object is described once.
+    """
+
+    def __init__(self, slot_dim: int, motion_dim: int, code_dim: int) -> None:
+        super().__init__(slot_dim, motion_dim, code_dim)
+        self.joint = mlp(2 * slot_dim, motion_dim, slot_dim)
+        self.frames = nn.Linear(slot_dim, 2 * slot_dim)
+
+    def forward(self, s: Tensor, r: Tensor) -> Tensor:
+        joint = (s + r) / 2 + self.joint(torch.cat([s, r], -1))
+        return torch.stack([joint + frame for frame in self.frames(joint).chunk(2, -1)], 1)
+
+
+class SharedPairing(SlotPairing):
+    """The mean of s and r for both frames, changed by a code of `code_dim` numbers of each frame's own slot.
+
+    What two frames of an object share, its appearance, is in the mean; a code has room for a position. The mean of two
+    objects describes neither, so the reconstruction suffers from a wrong partner.
+    """
+
+    def __init__(self, slot_dim: int, motion_dim: int, code_dim: int) -> None:
+        super().__init__(slot_dim, motion_dim, code_dim)
+        self.code = nn.Linear(slot_dim, code_dim)
+        self.motion = mlp(slot_dim + code_dim, motion_dim, slot_dim)
+
+    def forward(self, s: Tensor, r: Tensor) -> Tensor:
+        mean = (s + r) / 2
+        return torch.stack([mean + self.motion(torch.cat([mean, self.code(x)], -1)) for x in (s, r)], 1)
+
+
+class SeparatePairing(SlotPairing):
+    """The slot of each frame, changed by an MLP of both. The order of partners hardly matters to the reconstruction."""
+
+    def __init__(self, slot_dim: int, motion_dim: int, code_dim: int) -> None:
+        super().__init__(slot_dim, motion_dim, code_dim)
+        self.motion = mlp(2 * slot_dim, motion_dim, 2 * slot_dim)
+
+    def forward(self, s: Tensor, r: Tensor) -> Tensor:
+        pair = torch.cat([s, r], -1)
+        return torch.stack((pair + self.motion(pair)).chunk(2, -1), 1)
+
+
+_PAIRINGS: dict[str, type[SlotPairing]] = {"joint": JointPairing, "shared": SharedPairing, "separate": SeparatePairing}
 
 
 @MODELS.register("pair-discovery", PairDiscoveryConfig)
@@ -105,8 +175,8 @@ def build_pair_discovery(
     decoder: DecoderConfig,
     match_gamma: float,
     match_temperature: float,
-    motion_dim: int,
+    **options: Any,
 ) -> PairDiscovery:
     """Objects in pairs of frames, whose slots are matched (the paper)."""
     parts = build_parts(image_size, encoder, slots, decoder)
-    return PairDiscovery(*parts, match_gamma, match_temperature, motion_dim)
+    return PairDiscovery(*parts, match_gamma, match_temperature, **options)

@@ -50,6 +50,8 @@ class TrainConfig:
 
     num_images: Count | None = None
     """Train on the first images or frames only; on all by default."""
+    max_frame_gap: Annotated[int, Range(1, 10_000)] = 1
+    """Largest distance between successive frames of a clip, for models of clips; 1 for consecutive frames."""
     horizontal_flips: bool = False
     """Augmentation: flip images at random, left to right."""
     init_from: str | None = None

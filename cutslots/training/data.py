@@ -49,7 +49,11 @@ def training_data(config: TrainConfig, fabric: Fabric) -> Dataset:
         kind = "images" if data.frames == 1 else "videos"
         print(f"training on the first {len(data):,} of {total:,} {kind} (--num-images)")
     loaded = _load(data, config, fabric, f"{data_text(config.data)}, train")
-    return loaded if config.model.frames == 1 else Clips(cast(VideoDataset, loaded), config.model.frames)
+    return loaded if config.model.frames == 1 else _clips(loaded, config)
+
+
+def _clips(videos: Dataset, config: TrainConfig) -> Dataset:
+    return Clips(cast(VideoDataset, videos), config.model.frames, config.max_frame_gap)
 
 
 def validation_data(config: TrainConfig, fabric: Fabric) -> Dataset:

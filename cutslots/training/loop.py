@@ -170,7 +170,7 @@ def validate(config: TrainConfig) -> None:
     for split in ("train", "val"):
         data = open_split(config, split, None)
         if frames > 1:
-            Clips(data, frames)
+            Clips(data, frames, config.max_frame_gap)
 
 
 def _has_state(folder: Path, config: TrainConfig) -> bool:

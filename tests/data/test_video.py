@@ -31,6 +31,20 @@ def test_clips_are_runs_of_consecutive_frames():
         Clips(videos, 5)
 
 
+def test_clips_of_frames_further_apart():
+    videos = Arrays(2, 5)
+    data = Clips(videos, 2, max_gap=3)
+    expected = [(v, t, t + gap) for v in range(2) for gap in (1, 2, 3) for t in range(5 - gap)]
+    assert len(data) == len(expected) == 2 * (4 + 3 + 2)
+    sample = data.get_batch(range(len(data)))
+    for clip, (video, first, second) in zip(sample.image, expected, strict=True):
+        assert torch.equal(clip, videos.image[video, [first, second]])
+    with pytest.raises(
+        ValueError, match=r"^the videos have 5 frames; expected at least 7 with max_frame_gap 3 \(--data moving"
+    ):
+        Clips(videos, 3, max_gap=3)
+
+
 @pytest.mark.parametrize("has_masks", [True, False])
 def test_has_masks_is_that_of_the_videos(has_masks):
     videos = Arrays(2, 4)

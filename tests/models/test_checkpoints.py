@@ -267,7 +267,7 @@ def test_weights_of_another_model(folder, part, options, reason):
 def test_weights_of_an_image_model_are_not_those_of_pairs(tmp_path):
     save(build(IMAGES), tmp_path)
     edit(tmp_path, lambda c: config_to_dict(PAIRS))
-    refused(tmp_path, "does not fit its config.json: motion.0.bias is missing")
+    refused(tmp_path, "does not fit its config.json: pairing.frames.bias is missing")
 
 
 # ------------------------------------------------------------------------------------------------------ half precision

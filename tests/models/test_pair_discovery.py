@@ -36,8 +36,8 @@ def test_the_loss_of_one_frame_reaches_both(slots, frame):
 
 def test_the_matching_alone_carries_a_gradient():
     """Without the MLP between the frames, frame 2 depends on frame 1 through the matching weights only."""
-    model, image = small_model("pairs"), clips().requires_grad_()
-    for value in model.motion[-1].parameters():
+    model, image = build(replace(PAIRS, pairing="separate")), clips().requires_grad_()
+    for value in model.pairing.motion[-1].parameters():
         torch.nn.init.zeros_(value)
     output = model(image)
     first, second = ((output.reconstruction - image.detach())[:, t].square().mean() for t in (0, 1))
@@ -47,17 +47,33 @@ def test_the_matching_alone_carries_a_gradient():
     assert grad[:, 0].any() and not grad[:, 1].any(), "frame 1 is reconstructed from its own slots"
 
 
+def joint(pairing, s, r):
+    both = (s + r) / 2 + pairing.joint(torch.cat([s, r], -1))
+    first, second = pairing.frames(both).tensor_split(2, -1)
+    return torch.stack([both + first, both + second], 1)
+
+
+def shared(pairing, s, r):
+    mean = (s + r) / 2
+    return torch.stack([mean + pairing.motion(torch.cat([mean, pairing.code(x)], -1)) for x in (s, r)], 1)
+
+
+def separate(pairing, s, r):
+    pair = torch.cat([s, r], -1)
+    return (pair + pairing.motion(pair)).unflatten(-1, (2, -1)).movedim(-2, 1)
+
+
 @pytest.mark.parametrize("device", DEVICES)
-def test_algorithm_3_written_out(device):
+@pytest.mark.parametrize("formula", [joint, shared, separate])
+def test_algorithm_3_written_out(device, formula):
     """Slots of each frame, matched, transformed by the MLP, decoded. A partner is a mean under the weights."""
-    model, image = small_model("pairs").to(device), clips().to(device)
+    model, image = build(replace(PAIRS, pairing=formula.__name__)).to(device), clips().to(device)
     with torch.no_grad():
         output = model(image)
         (s, s_masks), (t, t_masks) = model.encode(image[:, 0]), model.encode(image[:, 1])
         r, weights = model.match(s, t)
         torch.testing.assert_close(r, weights @ t)
-        pair = torch.cat([s, r], -1)
-        transformed = (pair + model.motion(pair)).unflatten(-1, (2, -1)).movedim(-2, 1)
+        transformed = formula(model.pairing, s, r)
         torch.testing.assert_close(output.slots, transformed)
         torch.testing.assert_close(model.transform(s, r), transformed)
         matched = torch.einsum("bij,bjyx->biyx", weights, t_masks)
@@ -99,9 +115,9 @@ def test_bytes_and_floats_are_the_same_clip():
 
 def test_a_model_of_modules():
     parts = CNNEncoder(8, (3,)), CutSlots(8, 4, (8, 10), 20), PixelShuffleDecoder(20, (16, 20))
-    model = PairDiscovery(*parts, match_gamma=0.2, match_temperature=0.3, motion_dim=5)
+    model = PairDiscovery(*parts, match_gamma=0.2, match_temperature=0.3, pairing="separate", motion_dim=5)
     assert model.frames == 2 and model.config is None
-    assert model.motion[1].out_features == 5 and model.motion[1].in_features == 40
+    assert model.pairing.motion[1].out_features == 5 and model.pairing.motion[1].in_features == 40
     assert model(torch.rand(1, 2, 3, 16, 20)).masks.shape == (1, 2, 4, 16, 20)
     s, t = torch.randn(2, 1, 4, 20)
     unit_s, unit_t = (torch.nn.functional.normalize(x, dim=-1) for x in (s, t))
@@ -109,6 +125,27 @@ def test_a_model_of_modules():
 
 
 # ------------------------------------------------------------------------------------------------------------- matching
+
+
+def test_slots_are_matched_by_their_projection():
+    model = build(replace(PAIRS, match_dim=4))
+    s, t = torch.randn(2, 2, 3, 16)
+    project = torch.nn.functional.normalize(s @ model.match_projection.weight.T, dim=-1)
+    other = torch.nn.functional.normalize(t @ model.match_projection.weight.T, dim=-1)
+    r, weights = model.match(s, t)
+    torch.testing.assert_close(weights, match_slots(project, other, model.match_gamma, model.match_temperature).weights)
+    torch.testing.assert_close(r, weights @ t)
+
+
+@pytest.mark.parametrize("pairing", ["joint", "shared", "separate"])
+@pytest.mark.parametrize("match_dim", [0, 4])
+def test_the_order_of_the_second_slots_does_not_matter(pairing, match_dim):
+    """A model of pairs trains the same whether or not the slots of the second frame are shuffled."""
+    model = build(replace(PAIRS, pairing=pairing, match_dim=match_dim))
+    s, t = torch.randn(2, 2, 3, 16)
+    order = torch.tensor([2, 0, 1])
+    expected, shuffled = (model.transform(s, model.match(s, x).slots) for x in (t, t[:, order]))
+    torch.testing.assert_close(shuffled, expected)
 
 
 def orthogonal_slots(seed, count=5, batch=2):
@@ -191,6 +228,8 @@ def test_slots_for_images_are_expected():
 @pytest.mark.parametrize(
     "changes, message",
     [
+        ({"pairing": "mixed"}, "pairing is 'mixed'; expected one of joint, shared, separate"),
+        ({"match_dim": -1}, "match_dim is -1; expected an integer from 0 to 65,536"),
         ({"motion_dim": 0}, "motion_dim is 0; expected an integer from 1 to 65,536"),
         ({"match_gamma": "small"}, "match_gamma is 'small'; expected a number"),
     ],
