@@ -6,8 +6,8 @@ gives every pixel a value p. A softmax over the cuts turns them into masks z:
     w_i = f_i(x),    p_i = cut(w_i),    z = softmax(p / temperature)
 
 With a background there are two partitions, one of background and foreground and one of k - 1 objects. The combined
-masks are [background, foreground * object_1, ...]. They sum to one. `combined_temperature` is the temperature of
-another softmax over the combined masks.
+masks are [background, foreground * object_1, ...]. They sum to one. Another softmax, over the combined masks and with
+the temperature `combined_temperature`, sharpens them.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class SoftmaxPartitionConfig(PartitionConfig):
     """Temperature of the softmax over objects."""
     background: Background = "cuts"
     """How slot 0 becomes the background: by a partition in two of its own (cuts), or not at all (none)."""
-    background_temperature: float = 0.1
+    background_temperature: float = 0.5
     """Temperature of the softmax between background and foreground."""
-    combined_temperature: float | None = None
-    """Temperature of a softmax over the combined masks; none by default."""
+    combined_temperature: float | None = 0.1
+    """Temperature of a softmax over the combined masks of background and objects; None for no such softmax."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ class KPartition(PartitionModule):
         anchor: float = 0.0,
         temperature: float = 0.5,
         background: Background = "cuts",
-        background_temperature: float = 0.1,
+        background_temperature: float = 0.5,
         background_anchor: float | None = None,
-        combined_temperature: float | None = None,
+        combined_temperature: float | None = 0.1,
     ) -> None:
         super().__init__()
         extra_cuts = {"cuts": 1, "none": 0}
@@ -155,10 +155,9 @@ class KPartition(PartitionModule):
 
     def _masks(self, w: Tensor) -> Tensor:
         if self.background == "none":
-            masks = (self.vertices(w) / self.temperature).softmax(1)
-        else:
-            pair, objects = self._background_and_objects(w)
-            masks = torch.cat([pair[:, :1], pair[:, 1:] * objects], 1)
+            return (self.vertices(w) / self.temperature).softmax(1)
+        pair, objects = self._background_and_objects(w)
+        masks = torch.cat([pair[:, :1], pair[:, 1:] * objects], 1)
         return masks if self.combined_temperature is None else (masks / self.combined_temperature).softmax(1)
 
     def edge_weights(self, x: Tensor) -> Tensor:

@@ -50,9 +50,9 @@ CUT = CutPartitionConfig(
     anchor=0.0,
     temperature=0.5,
     background="cuts",
-    background_temperature=0.1,
+    background_temperature=0.5,
     background_anchor=None,
-    combined_temperature=None,
+    combined_temperature=0.1,
 )
 CUT_SLOTS = CutSlotsConfig(
     num_slots=12,
@@ -70,7 +70,7 @@ CLEVR = DiscoveryConfig(
     decoder=SpatialBroadcastConfig(channels=(64,), extra_layers=1),
 )
 CLEVRTEX = replace(
-    CLEVR, encoder=ResNetConfig(channels=100, kernel_sizes=(5, 3, 3, 3, 3), batch_norm=False, pyramid_levels=0)
+    CLEVR, encoder=ResNetConfig(channels=100, kernel_sizes=(5, 3, 3, 3, 3), batch_norm=True, pyramid_levels=0)
 )
 NO_BLUR_NO_PENALTY = MSEConfig(blur=0.0, blur_steps=0, foreground_penalty=0.0, foreground_penalty_start=0)
 
@@ -141,11 +141,14 @@ add_preset(
 
 # ----------------------------------------------------------------------------------------------------------------- ours
 
+# The softmax over the combined masks is the paper's. Without it, and a sharp background instead, is how ours began.
+OUR_CUT = replace(CUT, edge_net_kernel_sizes=(3, 3, 3), background_temperature=0.1, combined_temperature=None)
+
 # Small enough for two CPU cores.
 TINY = DiscoveryConfig(
     image_size=(64, 64),
     encoder=CNNConfig(channels=32, kernel_sizes=(5, 3, 3), pyramid_levels=0),
-    slots=replace(CUT_SLOTS, num_slots=6, feature_dim=128, partition=replace(CUT, edge_net_kernel_sizes=(3, 3, 3))),
+    slots=replace(CUT_SLOTS, num_slots=6, feature_dim=128, partition=OUR_CUT),
     decoder=PixelShuffleConfig(channels=(32, 32)),
 )
 add_preset(
@@ -179,7 +182,7 @@ OURS = DiscoveryConfig(
         num_slots=11,
         relative_positions=True,
         feature_dim=128,
-        partition=replace(CUT, edge_net_kernel_sizes=(3, 3, 3), background_anchor=1.0),
+        partition=replace(OUR_CUT, background_anchor=1.0),
     ),
     decoder=PixelShuffleConfig(channels=(64, 64, 32)),
 )
@@ -222,7 +225,7 @@ add_preset(
 OURS_VIDEO = replace(
     MOVI,
     encoder=CNNConfig(channels=64, kernel_sizes=(5, 5, 3, 3), pyramid_levels=0),
-    slots=replace(CUT_SLOTS, num_slots=11, feature_dim=128, partition=replace(CUT, edge_net_kernel_sizes=(3, 3, 3))),
+    slots=replace(CUT_SLOTS, num_slots=11, feature_dim=128, partition=OUR_CUT),
     decoder=PixelShuffleConfig(channels=(64, 64, 32)),
 )
 add_preset(

@@ -15,11 +15,12 @@ from cutslots.modules.partition import CutPartitionConfig, SoftmaxPartitionConfi
 from cutslots.modules.slot_attention import SlotAttentionConfig
 from cutslots.modules.slots import CutSlotsConfig
 
+OUR_CUT = CutPartitionConfig(edge_net_kernel_sizes=(3, 3, 3), background_temperature=0.1, combined_temperature=None)
 # The model of the preset tiny, and variants of it.
 TINY = DiscoveryConfig(
     image_size=(64, 64),
     encoder=CNNConfig(channels=32, kernel_sizes=(5, 3, 3)),
-    slots=CutSlotsConfig(num_slots=6, feature_dim=128, partition=CutPartitionConfig(edge_net_kernel_sizes=(3, 3, 3))),
+    slots=CutSlotsConfig(num_slots=6, feature_dim=128, partition=OUR_CUT),
     decoder=PixelShuffleConfig(channels=(32, 32)),
 )
 SMALL = replace(TINY, image_size=(16, 16))
@@ -38,7 +39,7 @@ GRAPH_OCL = DiscoveryConfig(
     decoder=GraphOCLDecoderConfig(channels=(8,)),
 )
 CLEVR = DiscoveryConfig(image_size=(32, 32), slots=CutSlotsConfig(num_slots=12))
-CLEVRTEX = replace(CLEVR, encoder=ResNetConfig())
+CLEVRTEX = replace(CLEVR, encoder=ResNetConfig(batch_norm=True))
 
 # Models that are quick to run: three slots of 16 components, images of 16x16 pixels.
 PARTS = {

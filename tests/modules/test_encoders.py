@@ -71,6 +71,18 @@ def test_batch_norm_follows_every_convolution():
     assert all(m.bias is None for m in net.modules() if isinstance(m, nn.Conv2d))
 
 
+def test_residual_block_with_batch_norm_equals_its_formula():
+    block = ResNetEncoder(20, (5, 3, 3), batch_norm=True).blocks[0].eval()
+    for norm in (m for m in block.modules() if isinstance(m, nn.BatchNorm2d)):
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+    x = torch.randn(2, 64, 6, 7)
+    first, first_norm, _, second, second_norm = block.residual
+    skip, skip_norm = block.skip
+    expected = skip_norm(skip(x)) + second_norm(second(first_norm(first(x)).relu()))
+    torch.testing.assert_close(block(x), expected.relu())
+
+
 def test_residual_block_equals_its_formula():
     block = ResNetEncoder(20, (5, 3, 3)).blocks[0]
     x = torch.randn(2, 64, 6, 7)

@@ -25,15 +25,16 @@ def test_masks_sum_to_one(device, background, combined_temperature):
 def test_algorithm_1_written_out(anchor, background_anchor):
     """Edge weights by the network, cuts one by one, softmax at each temperature, foreground times objects."""
     anchors = {"anchor": anchor, "background_anchor": background_anchor}
-    partition = KPartition(8, 4, (6, 9), temperature=0.5, background_temperature=0.1, **anchors)
+    temperatures = {"temperature": 0.5, "background_temperature": 0.3, "combined_temperature": 0.2}
+    partition = KPartition(8, 4, (6, 9), **temperatures, **anchors)
     parts, masks = partition(X)
     w = partition.edge_net(X).reshape(2, 5, 6, 6, 9)
     by_cut = [anchor if background_anchor is None else background_anchor] * 2 + [anchor] * 3
     p = [GridCut((6, 9), gamma=0.5, anchor=each)(w[:, i]) for i, each in enumerate(by_cut)]
-    background, foreground = torch.softmax(torch.stack(p[:2]) / 0.1, 0)
+    background, foreground = torch.softmax(torch.stack(p[:2]) / 0.3, 0)
     objects = torch.softmax(torch.stack(p[2:]) / 0.5, 0)
-    expected = [background, *(foreground * mask for mask in objects)]
-    torch.testing.assert_close(masks, torch.stack(expected, 1))
+    expected = torch.softmax(torch.stack([background, *(foreground * mask for mask in objects)]) / 0.2, 0)
+    torch.testing.assert_close(masks, expected.movedim(0, 1))
     for i in range(4):
         torch.testing.assert_close(parts[:, i], X * expected[i][:, None])
     torch.testing.assert_close(parts.sum(1), X, msg="the parts sum to the features")
@@ -41,10 +42,13 @@ def test_algorithm_1_written_out(anchor, background_anchor):
 
 @pytest.mark.parametrize("background", ["cuts", "none"])
 def test_combined_temperature_is_of_another_softmax(background):
-    plain = KPartition(8, 4, (6, 9), background=background)
+    """Without a background nothing is combined, and the softmax over cuts is the only one."""
+    plain = KPartition(8, 4, (6, 9), background=background, combined_temperature=None)
     combined = KPartition(8, 4, (6, 9), background=background, combined_temperature=0.3)
     combined.load_state_dict(plain.state_dict())
-    torch.testing.assert_close(combined.masks(X), torch.softmax(plain.masks(X) / 0.3, 1))
+    masks = plain.masks(X)
+    expected = torch.softmax(masks / 0.3, 1) if background == "cuts" else masks
+    torch.testing.assert_close(combined.masks(X), expected)
 
 
 def test_softmax_partition_is_the_softmax_of_the_network():
@@ -55,8 +59,9 @@ def test_softmax_partition_is_the_softmax_of_the_network():
 def test_softmax_partition_with_a_background():
     partition = SoftmaxPartition(8, 3, (6, 9))
     logits = partition.edge_net(X)
-    pair, objects = torch.softmax(logits[:, :2] / 0.1, 1), torch.softmax(logits[:, 2:] / 0.5, 1)
-    torch.testing.assert_close(partition.masks(X), torch.cat([pair[:, :1], pair[:, 1:] * objects], 1))
+    pair, objects = torch.softmax(logits[:, :2] / 0.5, 1), torch.softmax(logits[:, 2:] / 0.5, 1)
+    combined = torch.cat([pair[:, :1], pair[:, 1:] * objects], 1)
+    torch.testing.assert_close(partition.masks(X), torch.softmax(combined / 0.1, 1))
 
 
 def test_gradient_of_masks():
@@ -135,7 +140,7 @@ def test_algorithm_1_through_time(length, background_anchor):
     p = [GridCut((length, 6, 9), gamma=0.5, anchor=anchor)(w[:, i]) for i, anchor in enumerate(anchors)]
     pair = torch.softmax(torch.stack(p[:2], 2) / 0.1, 2)
     objects = torch.softmax(torch.stack(p[2:], 2) / 0.5, 2)
-    masks = torch.cat([pair[:, :, :1], pair[:, :, 1:] * objects], 2)
+    masks = torch.softmax(torch.cat([pair[:, :, :1], pair[:, :, 1:] * objects], 2) / 0.1, 2)
     torch.testing.assert_close(partition.masks(x), masks)
     torch.testing.assert_close(partition(x).parts, masks[:, :, :, None] * x[:, :, None])
 

@@ -35,7 +35,7 @@ def forget_plugins(monkeypatch):
 def printed(monkeypatch, capsys, *words):
     """Return what a command that ends at once prints, without colors and frames."""
     monkeypatch.setattr(sys, "argv", ["cutslots", *words])
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "300")
     with pytest.raises(SystemExit) as caught:
         cli.main()
     output = capsys.readouterr()
@@ -77,7 +77,7 @@ def test_parts_inside_parts():
     words = ["--slots.partition", "softmax", "--slots.partition.temperature", "0.7", "--slots.mlp-dim", "9"]
     slots = parse_train(["clevr", *words]).model.slots
     assert isinstance(slots.partition, SoftmaxPartitionConfig) and slots.partition.temperature == 0.7
-    assert slots.mlp_dim == 9 and slots.partition.background_temperature == 0.1
+    assert slots.mlp_dim == 9 and slots.partition.background_temperature == 0.5
 
 
 def test_slot_attention_keeps_the_number_of_slots():

@@ -95,7 +95,8 @@ def test_clevr_has_the_numbers_of_the_paper():
     assert isinstance(slots, CutSlotsConfig) and (slots.num_slots, slots.slot_dim, slots.feature_dim) == (12, 64, 64)
     assert (slots.mlp_dim, slots.pool, slots.relative_positions) == (128, "image_mean", False)
     partition = slots.partition
-    assert (partition.gamma, partition.temperature, partition.background_temperature) == (0.5, 0.5, 0.1)
+    assert (partition.gamma, partition.temperature, partition.background_temperature) == (0.5, 0.5, 0.5)
+    assert partition.combined_temperature == 0.1
     assert (partition.anchor, partition.reach, partition.background) == (0.0, None, "cuts")
     assert config.model.decoder == SpatialBroadcastConfig(channels=(64,), extra_layers=1)
     assert config.data == PlainConfig() and config.loss == MSEConfig()
@@ -106,7 +107,7 @@ def test_clevr_has_the_numbers_of_the_paper():
 def test_clevrtex_differs_in_encoder_and_data():
     config, clevr = PRESETS["clevrtex"], PRESETS["clevr"]
     assert config.model.encoder == ResNetConfig(
-        channels=100, kernel_sizes=(5, 3, 3, 3, 3), batch_norm=False, pyramid_levels=0
+        channels=100, kernel_sizes=(5, 3, 3, 3, 3), batch_norm=True, pyramid_levels=0
     )
     assert config.model.slots == clevr.model.slots and config.model.decoder == clevr.model.decoder
     assert config.data == TexturedConfig() and config.loss == MSEConfig()
@@ -117,6 +118,7 @@ def test_movi_is_clevr_for_pairs_with_eight_slots():
     assert isinstance(config.model, PairDiscoveryConfig) and config.model.slots.num_slots == 8
     assert config.model.encoder == clevr.model.encoder and config.model.decoder == clevr.model.decoder
     assert (config.model.match_gamma, config.model.match_temperature, config.model.motion_dim) == (0.1, 0.5, 128)
+    assert config.model.pairing == "joint" and config.model.match_dim == 0 and config.max_frame_gap == 1
     assert config.data == MovingConfig() and config.batch_size == 32
 
 
