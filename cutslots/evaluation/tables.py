@@ -31,7 +31,7 @@ METRIC_DESCRIPTIONS = {
     "frame_ari_fg": "ARI-FG of single frames, averaged.",
     "frame_ari": "ARI of single frames, averaged.",
     "miou": "Mean IoU of matched true and predicted masks, the background included, as CLEVRTEX's evaluator has it.",
-    "miou_fg": "mIoU without the background.",
+    "miou_fg": "mIoU without the pair of the background, as CLEVRTEX's evaluator has it.",
     "miou_gt": "mIoU averaged over true masks: extra predicted masks do not count.",
     "mse": "Squared error of the reconstruction, summed over pixels and channels in [0, 1].",
     "id_switches": "How often objects change their track, per video.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -51,9 +51,9 @@ class PairDiscoveryConfig(ModelConfig):
 class PairDiscovery(Discovery):
     """Pairs of frames (B, 2, 3, H, W): slots of each frame, matched, transformed, decoded to both frames.
 
-    Slot i of the first frame and its partner r_i of the second pass an MLP that changes the slot of each frame. So
-    slot i reconstructs one object in both frames, and the loss trains the matching to find it. Slots are matched by
-    their cosine similarity, in float32. `match` and `transform` are the two steps alone, for tracking.
+    Slot i of the first frame and its partner r_i of the second reconstruct both frames; `pairing` says how. Slots are
+    matched by their cosine similarity, or that of a learned projection, in float32. `match` and `transform` are the
+    two steps alone, for tracking.
 
     >>> from cutslots.models.discovery import build
     >>> model = build(PairDiscoveryConfig(image_size=(32, 32)))
@@ -82,7 +82,7 @@ class PairDiscovery(Discovery):
             raise ValueError("relative_positions is set; expected slots without positions, which matching would mix")
         self.match_gamma, self.match_temperature = match_gamma, match_temperature
         self.match_projection = nn.Linear(slots.slot_dim, match_dim, bias=False) if match_dim else nn.Identity()
-        self.pairing: SlotPairing = _PAIRINGS[pairing](slots.slot_dim, motion_dim, code_dim)
+        self.pairing = _build_pairing(pairing, slots.slot_dim, motion_dim, code_dim)
 
     def forward(self, image: Tensor) -> DiscoveryOutput:
         slots, masks = (x.unflatten(0, image.shape[:2]) for x in self.encode(flatten_frames(image, 2)))
@@ -103,30 +103,24 @@ class PairDiscovery(Discovery):
 
     def transform(self, s: Tensor, r: Tensor) -> Tensor:
         """Return the slots (B, 2, K, D) that reconstruct both frames, from slots s and their partners r."""
-        return self.pairing(upcast_half(s), upcast_half(r))
+        slots: Tensor = self.pairing(upcast_half(s), upcast_half(r))
+        return slots
 
     def decode_frame(self, slots: Tensor) -> DecoderOutput:
         return self.decode(self.transform(slots, slots)[:, 1])
 
 
-class SlotPairing(nn.Module):
-    """Base of the ways in which slots s (B, K, D) and their partners r become slots (B, 2, K, D) of two frames."""
-
-    def __init__(self, slot_dim: int, motion_dim: int, code_dim: int) -> None:
-        super().__init__()
-
-    def forward(self, s: Tensor, r: Tensor) -> Tensor:
-        raise NotImplementedError
+# The pairings map slots s (B, K, D) of the first frame and their partners r to the slots (B, 2, K, D) of both frames.
 
 
-class JointPairing(SlotPairing):
+class JointPairing(nn.Module):
     """One slot u = MLP(s, r) for both frames (the paper). A layer for each frame turns it into what is decoded.
 
     u is no larger than a slot, so a pair of two objects has to fit where a pair of one object is described once.
     """
 
-    def __init__(self, slot_dim: int, motion_dim: int, code_dim: int) -> None:
-        super().__init__(slot_dim, motion_dim, code_dim)
+    def __init__(self, slot_dim: int, motion_dim: int) -> None:
+        super().__init__()
         self.joint = mlp(2 * slot_dim, motion_dim, slot_dim)
         self.frames = nn.Linear(slot_dim, 2 * slot_dim)
 
@@ -135,15 +129,15 @@ class JointPairing(SlotPairing):
         return torch.stack([joint + frame for frame in self.frames(joint).chunk(2, -1)], 1)
 
 
-class SharedPairing(SlotPairing):
-    """The mean of s and r for both frames, changed by a code of `code_dim` numbers of each frame's own slot.
+class SharedPairing(nn.Module):
+    """The mean of s and r for both frames, changed by a code of dimension `code_dim` of each frame's own slot.
 
     What two frames of an object share, its appearance, is in the mean; a code has room for a position. The mean of two
     objects describes neither, so the reconstruction suffers from a wrong partner.
     """
 
     def __init__(self, slot_dim: int, motion_dim: int, code_dim: int) -> None:
-        super().__init__(slot_dim, motion_dim, code_dim)
+        super().__init__()
         self.code = nn.Linear(slot_dim, code_dim)
         self.motion = mlp(slot_dim + code_dim, motion_dim, slot_dim)
 
@@ -152,11 +146,11 @@ class SharedPairing(SlotPairing):
         return torch.stack([mean + self.motion(torch.cat([mean, self.code(x)], -1)) for x in (s, r)], 1)
 
 
-class SeparatePairing(SlotPairing):
-    """The slot of each frame, changed by an MLP of both. The order of partners hardly matters to the reconstruction."""
+class SeparatePairing(nn.Module):
+    """The slot of each frame, changed by an MLP of both."""
 
-    def __init__(self, slot_dim: int, motion_dim: int, code_dim: int) -> None:
-        super().__init__(slot_dim, motion_dim, code_dim)
+    def __init__(self, slot_dim: int, motion_dim: int) -> None:
+        super().__init__()
         self.motion = mlp(2 * slot_dim, motion_dim, 2 * slot_dim)
 
     def forward(self, s: Tensor, r: Tensor) -> Tensor:
@@ -164,7 +158,14 @@ class SeparatePairing(SlotPairing):
         return torch.stack((pair + self.motion(pair)).chunk(2, -1), 1)
 
 
-_PAIRINGS: dict[str, type[SlotPairing]] = {"joint": JointPairing, "shared": SharedPairing, "separate": SeparatePairing}
+def _build_pairing(pairing: Pairing, slot_dim: int, motion_dim: int, code_dim: int) -> nn.Module:
+    if pairing == "joint":
+        return JointPairing(slot_dim, motion_dim)
+    if pairing == "shared":
+        return SharedPairing(slot_dim, motion_dim, code_dim)
+    if pairing == "separate":
+        return SeparatePairing(slot_dim, motion_dim)
+    raise ValueError(f"pairing is {pairing!r}; expected one of {', '.join(get_args(Pairing))}")
 
 
 @MODELS.register("pair-discovery", PairDiscoveryConfig)
@@ -173,10 +174,8 @@ def build_pair_discovery(
     encoder: EncoderConfig,
     slots: SlotsConfig,
     decoder: DecoderConfig,
-    match_gamma: float,
-    match_temperature: float,
     **options: Any,
 ) -> PairDiscovery:
     """Objects in pairs of frames, whose slots are matched (the paper)."""
     parts = build_parts(image_size, encoder, slots, decoder)
-    return PairDiscovery(*parts, match_gamma, match_temperature, **options)
+    return PairDiscovery(*parts, **options)

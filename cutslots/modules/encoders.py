@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cutslots.modules.base import PartModule, check_kernel_sizes
 from cutslots.registry import PartConfig, Range, Registry
 
-STEM_CHANNELS = 64  # of the ResNet, as in the paper
+STEM_CHANNELS = 64  # of the ResNet, as in the authors' code
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ResNetConfig(EncoderConfig):
     """Channels of every residual block."""
     kernel_sizes: Annotated[tuple[int, ...], Range(1, 255)] = (5, 3, 3, 3, 3)
     """Kernel size of the stem, which has stride 2, then of each residual block."""
-    batch_norm: bool = False
+    batch_norm: bool = True
     """Batch normalisation after each convolution."""
     pyramid_levels: Annotated[int, Range(0, 64)] = 0
     """Levels of a feature pyramid, which enlarges the receptive field; 0 for none."""
@@ -96,7 +96,7 @@ class ResNetEncoder(HalfResolutionEncoder):
         self,
         channels: int = 100,
         kernel_sizes: Sequence[int] = (5, 3, 3, 3, 3),
-        batch_norm: bool = False,
+        batch_norm: bool = True,
         pyramid_levels: int = 0,
     ) -> None:
         super().__init__()

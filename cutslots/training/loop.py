@@ -162,6 +162,8 @@ def validate(config: TrainConfig) -> None:
     """Build the model and open the data once, so that whatever is wrong is reported before anything is written."""
     config.validate()
     frames = config.model.frames
+    if frames == 1 and config.max_frame_gap > 1:
+        raise ValueError(f"max_frame_gap is {config.max_frame_gap}; a model of images expects 1")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = build(config.model).eval()
         LOSSES.build(config.loss).validate(model)

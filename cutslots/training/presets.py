@@ -141,7 +141,7 @@ add_preset(
 
 # ----------------------------------------------------------------------------------------------------------------- ours
 
-# The softmax over the combined masks is the paper's. Without it, and a sharp background instead, is how ours began.
+# These presets predate the paper's softmax over the combined masks: they sharpen the background instead.
 OUR_CUT = replace(CUT, edge_net_kernel_sizes=(3, 3, 3), background_temperature=0.1, combined_temperature=None)
 
 # Small enough for two CPU cores.
@@ -213,7 +213,10 @@ MOVI = PairDiscoveryConfig(
     decoder=CLEVR.decoder,
     match_gamma=0.1,
     match_temperature=0.5,
+    match_dim=0,
+    pairing="joint",
     motion_dim=128,
+    code_dim=8,
 )
 add_preset(
     "movi",
@@ -224,6 +227,7 @@ add_preset(
 # A cheaper encoder and decoder, and a foreground penalty, with which the background becomes one slot.
 OURS_VIDEO = replace(
     MOVI,
+    pairing="separate",
     encoder=CNNConfig(channels=64, kernel_sizes=(5, 5, 3, 3), pyramid_levels=0),
     slots=replace(CUT_SLOTS, num_slots=11, feature_dim=128, partition=OUR_CUT),
     decoder=PixelShuffleConfig(channels=(64, 64, 32)),

@@ -28,18 +28,18 @@ SOFTMAX = replace(SMALL, slots=replace(SMALL.slots, partition=SoftmaxPartitionCo
 ATTENTION = replace(SMALL, slots=SlotAttentionConfig(num_slots=6))
 RELATIVE = replace(
     SMALL,
-    encoder=ResNetConfig(channels=16, kernel_sizes=(5, 3), pyramid_levels=2),
+    encoder=ResNetConfig(channels=16, kernel_sizes=(5, 3), batch_norm=False, pyramid_levels=2),
     slots=replace(SMALL.slots, relative_positions=True, partition=CutPartitionConfig(background_anchor=1.0)),
 )
 # The authors' released code.
 GRAPH_OCL = DiscoveryConfig(
     image_size=(16, 16),
-    encoder=ResNetConfig(channels=8, kernel_sizes=(5, 3, 3, 3, 3), batch_norm=True),
+    encoder=ResNetConfig(channels=8, kernel_sizes=(5, 3, 3, 3, 3)),
     slots=GraphOCLSlotsConfig(num_slots=12, partition=GraphOCLCutConfig(edge_net_channels=8)),
     decoder=GraphOCLDecoderConfig(channels=(8,)),
 )
 CLEVR = DiscoveryConfig(image_size=(32, 32), slots=CutSlotsConfig(num_slots=12))
-CLEVRTEX = replace(CLEVR, encoder=ResNetConfig(batch_norm=True))
+CLEVRTEX = replace(CLEVR, encoder=ResNetConfig())
 
 # Models that are quick to run: three slots of 16 components, images of 16x16 pixels.
 PARTS = {

@@ -127,6 +127,34 @@ def test_a_model_of_modules():
 # ------------------------------------------------------------------------------------------------------------- matching
 
 
+def test_separate_slots_follow_a_permutation_of_partners_and_joint_ones_do_not():
+    """Without its MLP, `separate` decodes the same second frame for any order of partners; `joint` mixes each pair."""
+    s, r = torch.randn(2, 2, 3, 16)
+    order = torch.tensor([2, 0, 1])
+    separate_model, joint_model = (build(replace(PAIRS, pairing=name)) for name in ("separate", "joint"))
+    torch.nn.init.zeros_(separate_model.pairing.motion[-1].weight)
+    torch.nn.init.zeros_(separate_model.pairing.motion[-1].bias)
+    first, second = separate_model.transform(s, r[:, order]).unbind(1)
+    assert torch.equal(first, s) and torch.equal(second, r[:, order])
+    for one, other in zip(
+        joint_model.transform(s, r).unbind(1), joint_model.transform(s, r[:, order]).unbind(1), strict=True
+    ):
+        assert not torch.isclose(one, other).all(-1).any(), "every slot of both frames depends on its partner"
+
+
+def test_both_frames_of_a_joint_pair_depend_on_one_slot():
+    model = build(PAIRS).double()
+    s, r = torch.randn(2, 1, 1, 16, dtype=torch.double)
+    jacobian = torch.autograd.functional.jacobian(lambda x: model.pairing(*x.split(16, -1)), torch.cat([s, r], -1))
+    assert torch.linalg.matrix_rank(jacobian.reshape(32, 32)) == 16
+
+
+def test_a_pairing_that_does_not_exist():
+    parts = CNNEncoder(8, (3,)), CutSlots(8, 4, (8, 10), 20), PixelShuffleDecoder(20, (16, 20))
+    with pytest.raises(ValueError, match=r"^pairing is 'mixed'; expected one of joint, shared, separate$"):
+        PairDiscovery(*parts, pairing="mixed")
+
+
 def test_slots_are_matched_by_their_projection():
     model = build(replace(PAIRS, match_dim=4))
     s, t = torch.randn(2, 2, 3, 16)

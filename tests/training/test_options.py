@@ -58,7 +58,7 @@ def test_options_of_the_run():
 @pytest.mark.parametrize("words", [["--encoder", "resnet"], ["--encoder=resnet"]])
 def test_a_selected_part_keeps_the_options_it_shares(words):
     config = parse_train(["tiny", *words])
-    assert config.model.encoder == ResNetConfig(channels=32, kernel_sizes=(5, 3, 3), pyramid_levels=0, batch_norm=False)
+    assert config.model.encoder == ResNetConfig(channels=32, kernel_sizes=(5, 3, 3), pyramid_levels=0, batch_norm=True)
     assert config.model.slots == TINY.model.slots
 
 
@@ -320,6 +320,12 @@ def test_compile(tmp_path, monkeypatch, option, compiled):
 def test_an_unknown_precision(monkeypatch, capsys, tmp_path):
     code, output = printed(monkeypatch, capsys, *train_command(tmp_path / "run", precision="16-true"))
     assert code == 2 and "bf16-mixed" in output and not (tmp_path / "run").exists()
+
+
+def test_max_frame_gap_is_for_models_of_clips(tmp_path):
+    with pytest.raises(ValueError, match=r"^max_frame_gap is 8; a model of images expects 1$"):
+        train(small(tmp_path / "run", max_frame_gap=8))
+    assert not (tmp_path / "run").exists()
 
 
 # ----------------------------------------------------------------------------------------------------------------- help

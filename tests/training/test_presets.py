@@ -119,6 +119,7 @@ def test_movi_is_clevr_for_pairs_with_eight_slots():
     assert config.model.encoder == clevr.model.encoder and config.model.decoder == clevr.model.decoder
     assert (config.model.match_gamma, config.model.match_temperature, config.model.motion_dim) == (0.1, 0.5, 128)
     assert config.model.pairing == "joint" and config.model.match_dim == 0 and config.max_frame_gap == 1
+    assert PRESETS["ours-video"].model.pairing == "separate", "as the recorded runs"
     assert config.data == MovingConfig() and config.batch_size == 32
 
 
