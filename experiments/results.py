@@ -29,8 +29,22 @@ from cutslots.evaluation.published import PAPER, published_results
 from cutslots.files import read_lines, write_atomically
 
 Record = dict[str, Any]
+PAPER_RUNS = {  # the paper's presets
+    "clevr-plain": "`clevr`",
+    "clevrtex-textured": "`clevrtex`, texture ramp",
+    "clevrtex-softmax-textured": "no-cut ablation (softmax) of `clevrtex`, texture ramp",
+    "clevrtex-full-textures-textured": "`clevrtex`, full textures",
+    "graph-ocl-textured": "`graph-ocl`, full textures",
+}
+TEMPERATURE = {  # readings of the paper's temperature of the combined slots
+    "background-plain": "`tiny`, 0.1 between background and foreground",
+    "combined-plain": "`tiny`, 0.1 over the combined masks",
+    "background-textured": "`clevrtex`, 0.1 between background and foreground",
+    "combined-textured": "`clevrtex`, 0.1 over the combined masks",
+    "softmax-textured": "the same without cuts (softmax)",
+}
 COMPARISON = {  # methods and their names in tables
-    "paper": "cut, the paper's preset",
+    "paper": "cut, the paper's preset, first reading",
     "free": "cut, free terminals",
     "background-anchored": "cut, background anchored",
     "anchored": "cut, all anchored",
@@ -104,15 +118,23 @@ def write_results(runs: Path | None, docs: Path, names: Iterable[str] = ()) -> N
     path, page = docs / "results.json", docs / "results.md"
     records: dict[str, Record] = json.loads(path.read_text()) if path.is_file() else {}
     if runs is not None:
-        records |= {name: read_record(runs / name) for name in names if (runs / name / "done").is_file()}
+        records |= {name: read_record(runs / name) for name in names if is_recorded(runs / name)}
         if (runs / "fixed_grid.json").is_file():
             records["fixed_grid"] = json.loads((runs / "fixed_grid.json").read_text())
         write_records(path, records)
     write_atomically(page, fill(page, records).encode())
     draw_curves(records, docs / "img" / "results-curves.png")
+    draw_paper_curves(records, docs / "img" / "paper-curves.png")
     if runs is not None:
         draw_images(runs, docs / "img")
     print(f"wrote {page} and figures in {docs / 'img'}")
+
+
+def is_recorded(folder: Path) -> bool:
+    """Return whether a run is finished, or has begun and is reported while it lasts: a run of a paper's preset."""
+    if folder.parent.name == "paper":
+        return any("val" in line for line in read_lines(folder / "metrics.jsonl"))
+    return (folder / "done").is_file()
 
 
 def write_records(path: Path, records: dict[str, Record]) -> None:
@@ -162,7 +184,9 @@ def read_record(folder: Path) -> Record:
         if "ari_fg" in line.get("val", {})
     ]
     refined = [
-        [line["step"], line["val"]["refined_ari_fg"]] for line in lines if "refined_ari_fg" in line.get("val", {})
+        [line["step"], line["val"]["refined_ari_fg"], line["val"]["refined_miou"]]
+        for line in lines
+        if "refined_ari_fg" in line.get("val", {})
     ]
     run = json.loads((folder / "run.json").read_text())
     speed = float(np.median([line["images_per_second"] for line in losses.values()]))
@@ -263,6 +287,53 @@ def ours(records: dict[str, Record]) -> str:
     names = {f"ours/{name}": label for name, label in OURS.items()}
     rows = [row for family in FAMILIES for row in score_rows(records, family, names)]
     return _facts(records, "ours/") + _table(HEADS, rows)
+
+
+def paper(records: dict[str, Record]) -> str:
+    """Return the paper's presets by decoder masks, over seeds: on test scenes, or on validation scenes so far."""
+    rows = []
+    for name, label in PAPER_RUNS.items():
+        runs = _seeds(records, f"paper/{name}")
+        for family in FAMILIES:
+            rows += _test_row(label, family, [run for run in runs if family in run["scores"]])
+        rows += _validation_row(label, name.rpartition("-")[2], [run for run in runs if not run["scores"]])
+    heads = "preset | steps | seeds | scenes | ARI-FG | ARI | mIoU"
+    return _facts(records, "paper/") + _table(heads, rows)
+
+
+def _test_row(label: str, family: str, runs: list[Record]) -> list[list[str]]:
+    if not runs:
+        return []
+    values = [[100 * run["scores"][family][metric] for run in runs] for metric in ("ari_fg", "ari", "miou")]
+    return [[label, _steps(runs), str(len(runs)), f"{family}, test", *map(mean_and_std, values)]]
+
+
+def _validation_row(label: str, family: str, runs: list[Record]) -> list[list[str]]:
+    if not runs:
+        return []
+    last = [run["curve"][-1] for run in runs]
+    ari_fg = mean_and_std([100 * point[2] for point in last])
+    miou = mean_and_std([100 * point[3] for point in last]) if all(len(point) > 3 for point in last) else ""
+    return [[label, _steps(runs), str(len(runs)), f"{family}, validation", ari_fg, "", miou]]
+
+
+def _steps(runs: list[Record]) -> str:
+    return ", ".join(dict.fromkeys(f"{run['steps']:,}" for run in runs))
+
+
+def temperature(records: dict[str, Record]) -> str:
+    """Return the readings of the temperature of the combined slots by decoder masks, over seeds."""
+    rows = []
+    for name, label in TEMPERATURE.items():
+        runs = _seeds(records, f"temperature/{name}")
+        for family in ("plain:2-5", "textured", "camo"):
+            rows += _test_row(label, family, [run for run in runs if family in run["scores"]])
+    return _facts(records, "temperature/") + _table("reading | steps | seeds | scenes | ARI-FG | ARI | mIoU", rows)
+
+
+def _seeds(records: dict[str, Record], name: str) -> list[Record]:
+    """Return the records of a run with every seed."""
+    return [records[key] for seed in range(9) if (key := f"{name}-{seed}") in records]
 
 
 def schedule(records: dict[str, Record]) -> str:
@@ -374,6 +445,8 @@ def _facts(records: dict[str, Record], prefix: str) -> str:
         return "\n"
     seeds = ", ".join(sorted({str(run["seed"]) for run in chosen}))
     minutes = [run["seconds"] / 60 for run in chosen]
+    if len(chosen) == 1:
+        return f"1 run, seed {seeds}, {minutes[0]:.1f} minutes, {_machines(chosen)}.\n\n"
     each = f"{min(minutes):.1f} to {max(minutes):.1f} minutes each"
     return f"{len(chosen)} runs, seeds {seeds}, {each}, {_machines(chosen)}.\n\n"
 
@@ -493,6 +566,8 @@ def _table(heads: str, rows: list[list[str]]) -> str:
 
 GENERATED: tuple[Callable[[dict[str, Record]], str], ...] = (
     summary,
+    paper,
+    temperature,
     schedule,
     ablations,
     against_paper,
@@ -530,6 +605,34 @@ def draw_curves(records: dict[str, Record], file: Path) -> None:
     axes[0].set_ylabel("ARI-FG, validation")
     shown = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(shown.values(), shown.keys(), fontsize=8, loc="outside right upper")
+    _write_figure(figure, file)
+
+
+def draw_paper_curves(records: dict[str, Record], file: Path) -> None:
+    """Draw the validation ARI-FG by step for the runs of the paper's presets."""
+    import matplotlib.pyplot as plt
+
+    runs = [(i, label, run) for i, name in enumerate(PAPER_RUNS) for label, run in _labelled(records, name)]
+    if not runs:
+        return
+    figure, axis = plt.subplots(figsize=(9, 3.6), layout="constrained")
+    for i, label, run in runs:
+        axis.plot([x[0] for x in run["curve"]], [100 * x[2] for x in run["curve"]], color=f"C{i}", label=label)
+    axis.set(xlabel="step", ylabel="ARI-FG, validation", ylim=(0, 100))
+    axis.grid(alpha=0.3)
+    figure.legend(fontsize=8, loc="outside right upper")
+    _write_figure(figure, file)
+
+
+def _labelled(records: dict[str, Record], name: str) -> list[tuple[str, Record]]:
+    """Return the runs of a paper's preset; only the first has a label."""
+    label = PAPER_RUNS[name].replace("`", "")
+    return [(label if i == 0 else "", run) for i, run in enumerate(_seeds(records, f"paper/{name}"))]
+
+
+def _write_figure(figure: Any, file: Path) -> None:
+    import matplotlib.pyplot as plt
+
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=110)
     plt.close(figure)

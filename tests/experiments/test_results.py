@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,11 +29,13 @@ from experiments.results import (
     main,
     mean_and_std,
     ours,
+    paper,
     read_record,
     schedule,
     schedule_masks,
     slot_attention_lr,
     summary,
+    temperature,
     write_results,
 )
 
@@ -313,6 +316,42 @@ def test_table_of_early_training():
     ]
 
 
+def test_table_of_the_papers_presets():
+    """Runs that are evaluated have a row for each family, the others their last evaluation on validation scenes."""
+    curve = [(1_000, 1.0, 0.2, 0.1), (2_000, 2.0, 0.6, 0.25)]
+    records = {
+        f"paper/clevrtex-textured-{seed}": run_record(
+            {"textured": scores_of(0.7 + 0.01 * seed), "camo": scores_of(0.6)}, curve, seed, steps=20_000 + seed
+        )
+        for seed in range(3)
+    }
+    records["paper/clevr-plain-0"] = run_record(curve=[point[:3] for point in curve], steps=2_000)
+    records["paper/graph-ocl-textured-0"] = run_record(curve=curve, steps=2_000)
+    text, clevrtex = paper(records), ["`clevrtex`, texture ramp", "20,000, 20,001, 20,002", "3"]
+    assert text.startswith("5 runs, seeds 0, 1, 2, ")
+    assert rows(text) == [
+        ["`clevr`", "2,000", "1", "plain, validation", "60.0", "", ""],
+        [*clevrtex, "textured, test", "71.0 ± 1.0", "41.0 ± 0.0", "30.0 ± 0.0"],
+        [*clevrtex, "camo, test", "60.0 ± 0.0", "41.0 ± 0.0", "30.0 ± 0.0"],
+        ["`graph-ocl`, full textures", "2,000", "1", "textured, validation", "60.0", "", "25.0"],
+    ]
+    assert rows(paper({})) == []
+
+
+def test_table_of_the_readings_of_the_temperature():
+    records = {
+        f"temperature/{name}-plain-{seed}": run_record({"plain:2-5": scores_of(start + 0.02 * seed)}, seed=seed)
+        for name, start in (("background", 0.5), ("combined", 0.6))
+        for seed in range(2)
+    }
+    labels = ["`tiny`, 0.1 between background and foreground", "`tiny`, 0.1 over the combined masks"]
+    ari_fgs = ["51.0 ± 1.4", "61.0 ± 1.4"]
+    assert rows(temperature(records)) == [
+        [label, "12,345", "2", "plain:2-5, test", ari_fg, "41.0 ± 0.0", "30.0 ± 0.0"]
+        for label, ari_fg in zip(labels, ari_fgs, strict=True)
+    ]
+
+
 def test_tables_of_the_schedule():
     methods = (("background-anchored", 0.7, 0.01), ("softmax", 0.5, 0.01), ("slot-attention", 0.5, 0.1))
     records = {
@@ -412,7 +451,7 @@ def test_record_of_a_run_folder(runs):
         "images_per_second": 200,
         "machine": MACHINE,
         "curve": [[40, 20.4, 0.3, 0.2], [60, 30.6, 0.6, 0.4]],
-        "refined": [[60, 0.7]],
+        "refined": [[60, 0.7, 0.5]],
         "scores": {"textured": scores_of(0.96, 0.5)},
         "blender": {},
     }
@@ -471,6 +510,18 @@ def test_unfinished_runs_are_left_out(runs, docs):
     assert list(json.loads((docs / "results.json").read_text())) == ["ablations/base-1"]
     assert rows(generated_parts(docs)["ours"]) == []
     assert not (docs / "img").exists(), "there are no curves to draw"
+
+
+def test_unfinished_runs_of_the_papers_presets_are_recorded(runs, docs):
+    name = "paper/clevrtex-textured-1"
+    (runs / "paper").mkdir()
+    (runs / TEXTURED).rename(runs / name)
+    (runs / name / "done").unlink()
+    shutil.rmtree(runs / name / "evaluation")
+    write_results(runs, docs, [name, "paper/clevr-plain-0"])
+    assert list(json.loads((docs / "results.json").read_text())) == [name]
+    assert "| `clevrtex`, texture ramp | 60 | 1 | textured, validation | 60.0 |" in (docs / "results.md").read_text()
+    assert (docs / "img" / "paper-curves.png").is_file()
 
 
 def test_records_are_sorted_one_on_a_line(runs, docs):

@@ -13,7 +13,16 @@ from cutslots.models.checkpoints import load
 from cutslots.training.loop import validate
 from cutslots.training.presets import PRESETS
 from experiments import table
-from experiments.results import ABLATIONS, CHECKPOINTS, COMPARISON, OURS, SCHEDULE, SLOT_ATTENTION_LR
+from experiments.results import (
+    ABLATIONS,
+    CHECKPOINTS,
+    COMPARISON,
+    OURS,
+    PAPER_RUNS,
+    SCHEDULE,
+    SLOT_ATTENTION_LR,
+    TEMPERATURE,
+)
 from experiments.table import PRETRAINED, Options, Run, all_runs, is_done, run_all
 from tests.small_runs import lines, weights
 
@@ -61,6 +70,8 @@ def test_run_names_give_group_and_seed():
         assert folder == run.group and rest.endswith(f"-{run.config.seed}") and ":" not in rest
     assert len({(run.group, repr(run.config)) for run in runs.values()}) == len(runs), "no run twice"
     counts = {
+        "paper": 9,
+        "temperature": 11,
         "comparison": 2 * len(COMPARISON),
         "ours": 5,
         "schedule": 9,
@@ -71,6 +82,30 @@ def test_run_names_give_group_and_seed():
     }
     assert counts == {group: sum(run.group == group for run in runs.values()) for group in table.Group.__args__}
     assert "blender/scratch-0" not in all_runs(Options(Path("runs")))
+
+
+def test_runs_of_the_papers_presets_change_the_schedule_alone():
+    runs = group("paper")
+    assert {name.partition("/")[2].rpartition("-")[0] for name in runs} == set(PAPER_RUNS), "the table lists every run"
+    schedule = {"seed", "num_images", "lr_decay_steps", "max_steps", "data.texture_ramp_start", "data.texture_ramp_end"}
+    for name, run in runs.items():
+        changes = {"model.slots.partition"} if "softmax" in name else {"precision"} if "graph-ocl" in name else set()
+        assert differences(run.config, PRESETS[run.config.preset]) <= schedule | changes, name
+        assert run.test_data == (("plain",) if "plain" in name else ("textured", "ood", "camo")), name
+    seeds = {name: [f"paper/{name}-{seed}" in runs for seed in range(3)] for name in PAPER_RUNS}
+    assert all(seeds["clevrtex-textured"]) and all(seeds["clevrtex-softmax-textured"])
+
+
+def test_readings_of_the_temperature_differ_in_nothing_else():
+    runs = group("temperature")
+    assert {name.partition("/")[2].rpartition("-")[0] for name in runs} == set(TEMPERATURE), "the table lists every run"
+    for family, seeds in (("plain", range(4)), ("textured", (0,))):
+        for seed in seeds:
+            one, other = (runs[f"temperature/{x}-{family}-{seed}"].config for x in ("background", "combined"))
+            partition = "model.slots.partition"
+            changed = {f"{partition}.background_temperature", f"{partition}.combined_temperature"}
+            assert differences(one, other) - {"max_steps"} == changed
+            assert other.model.slots.partition.combined_temperature == 0.1
 
 
 def test_comparison_runs_have_equal_time():
@@ -135,10 +170,10 @@ def test_schedule_is_that_of_the_preset():
 
 def test_sweep_of_slot_attention_is_the_schedule_with_other_learning_rates():
     runs, schedule = group("slot_attention_lr"), group("schedule")
-    assert set(runs) == {f"slot_attention_lr/{name}-3" for name in SLOT_ATTENTION_LR}, "the table lists every run"
+    assert set(runs) == {f"slot_attention_lr/{name}-8" for name in SLOT_ATTENTION_LR}, "the table lists every run"
     attention = schedule["schedule/slot-attention-textured-0"].config
     for name, (lr, warmup) in SLOT_ATTENTION_LR.items():
-        run = runs[f"slot_attention_lr/{name}-3"]
+        run = runs[f"slot_attention_lr/{name}-8"]
         config = run.config
         assert differences(config, attention) <= {"lr", "warmup_steps", "seed", "max_steps"}, name
         assert (config.lr, config.warmup_steps, config.max_steps) == (float(lr), warmup, 4_000), name
