@@ -344,11 +344,13 @@ def is_imported(folder: Path) -> bool:
 
 
 def machine_facts() -> dict[str, str]:
-    """Return the device, the versions and the date."""
+    """Return the device, the versions and the date. The order in which SciPy pairs masks is part of mIoU."""
+    import scipy
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
-    facts = {"device": device, "torch": torch.__version__, "python": platform.python_version()}
+    facts = {"device": device, "torch": torch.__version__, "scipy": scipy.__version__}
+    facts["python"] = platform.python_version()
     return facts | {"date": f"{datetime.date.today()}"}
 
 

@@ -365,7 +365,7 @@ def test_interrupted_runs_resume(options):
         folder = options.runs / name
         assert lines(folder)[-1]["step"] == 4 and load(folder).config == run.config.model, name
         facts = json.loads((folder / "machine.json").read_text())
-        assert facts["torch"] == torch.__version__ and set(facts) == {"device", "torch", "python", "date"}
+        assert facts["torch"] == torch.__version__ and set(facts) == {"device", "torch", "scipy", "python", "date"}
     before = {p: p.stat().st_mtime_ns for p in options.runs.rglob("*") if p.is_file()}
     assert run_all(runs, options)
     assert {p: p.stat().st_mtime_ns for p in options.runs.rglob("*") if p.is_file()} == before, "nothing is left to do"

@@ -258,6 +258,25 @@ def test_gradients_convert_as_weights_do():
             torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-8, atol=1e-10, msg=name)
 
 
+def test_gradients_of_the_decoder_convert_as_weights_do():
+    """Kernels are flipped and transposed, and so are their gradients. Two slots are enough."""
+    weights = {name: value.double() for name, value in their_weights().items()}
+    for name in weights:
+        weights[name].requires_grad_(name.startswith("decoder"))
+    ours, slots = preset(weights).double(), torch.randn(1, 2, 64, dtype=torch.double)
+    colors, masks = Theirs(weights).decode(slots)
+    reconstruction = (colors * masks[:, :, None]).sum(1) / 2 + 0.5
+    direction = torch.randn_like(reconstruction)
+    (reconstruction * direction).sum().backward()
+    (ours.decode(slots).reconstruction * direction).sum().backward()
+    gradients = convert_graph_ocl(
+        {name: torch.zeros_like(v) if v.grad is None else v.grad for name, v in weights.items()}
+    )
+    for name, parameter in ours.decoder.named_parameters(prefix="decoder"):
+        assert gradients[name].any(), name
+        torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-8, atol=1e-10, msg=name)
+
+
 @pytest.mark.parametrize("size", [(3, 3), (6, 9), (16, 16)])
 def test_partition_equals_the_literal_qp(size):
     """Whatever is imposed on p_source - p_sink changes no mask."""
