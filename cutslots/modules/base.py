@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+HALF = (torch.float16, torch.bfloat16)
+
 
 class PartModule(nn.Module):
     """Base class of the networks of a model. A part decides how its parameters are trained."""
@@ -25,7 +27,15 @@ class PartModule(nn.Module):
 
 def upcast_half(x: Tensor) -> Tensor:
     """Return float16 and bfloat16 tensors as float32, others unchanged."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if x.dtype in HALF else x
+
+
+def downcast_half(x: Tensor, parameter: Tensor) -> Tensor:
+    """Return x in the dtype of a float16 or bfloat16 parameter, to combine them; unchanged for other parameters.
+
+    Cuts and masks are float32 in half-precision models too. Autocast has float32 parameters and casts by itself.
+    """
+    return x.to(parameter.dtype) if parameter.dtype in HALF else x
 
 
 def mlp(in_dim: int, hidden_dim: int, out_dim: int, eps: float = 1e-5) -> nn.Sequential:

@@ -21,12 +21,14 @@ Shapes: N images (all slots of a batch), C channels before the output convolutio
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from cutslots.modules.base import downcast_half
+from cutslots.programs.constants import ConstantLayer
 
 try:
     from cutslots.modules import decoder_head_triton as kernels
@@ -38,7 +40,7 @@ MIN_SIZE = 8  # of the input's sides
 MAX_ELEMENTS = 2**31  # of a tensor; cuDNN's indices overflow from here on
 
 
-class FusedDecoderHead(nn.Module):
+class FusedDecoderHead(ConstantLayer):
     """Apply the last layers of a decoder, by fused kernels where `supports` allows and layer by layer elsewhere.
 
     `extra_layers` is the number of 5x5 convolutions after the transposed one. The layers, and with them the weights,
@@ -51,22 +53,18 @@ class FusedDecoderHead(nn.Module):
     def __init__(self, extra_layers: int) -> None:
         super().__init__()
         self.length = 2 * (1 + extra_layers) + 1  # convolutions and activations
-        self.register_buffer("upsample_taps", _upsample_taps(5), persistent=False)
-        self.register_buffer("conv_taps", _conv_taps(5), persistent=False)
-        self._apply(lambda x: x)
+        self.precompute()
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedDecoderHead:
-        before = self.conv_taps
-        super()._apply(fn, recurse)
-        if self.conv_taps is not before:  # `to_empty` leaves buffers uninitialised, so fill them again
-            self.upsample_taps = _upsample_taps(5).to(self.upsample_taps)
-            self.conv_taps = _conv_taps(5).to(self.conv_taps)
+    def precompute(self) -> None:
+        taps = {"upsample_taps": _upsample_taps(5), "conv_taps": _conv_taps(5)}
+        for name, value in taps.items():
+            self.register_buffer(name, value.to(self.device, self.dtype), persistent=False)
         # Queried here and not in `forward`: the compiler cannot trace the query.
-        self.has_kernels = kernels is not None and kernels.is_supported(self.conv_taps.device)
-        return self
+        self.has_kernels = kernels is not None and kernels.is_supported(self.device)
 
     def forward(self, x: Tensor, layers: nn.Sequential) -> Tensor:
         """Return `layers(x)` (N, 4, H, W) for x (N, channels, H/2, W/2)."""
+        self.materialize(x)
         return self.forward_fused(x, layers) if self.supports(x, layers) else layers(x)
 
     def supports(self, x: Tensor, layers: nn.Sequential) -> bool:
@@ -85,10 +83,10 @@ class FusedDecoderHead(nn.Module):
         """Return `layers(x)` by the fused functions; on the CPU they run as torch operations."""
         upsample, *convs, output = (cast(nn.Conv2d, layer) for layer in layers[::2])  # type: ignore[attr-defined]
         slope = getattr(layers[1], "negative_slope", 0.0)
-        taps = self.upsample_taps
+        taps, conv_taps = (downcast_half(taps, upsample.weight) for taps in (self.upsample_taps, self.conv_taps))
         weights = [torch.einsum("iokl,adk,cel->caoide", upsample.weight, taps, taps).flatten(0, 2)]
         for conv in convs:
-            weight = torch.einsum("oikl,abdk->aobidl", conv.weight, self.conv_taps)
+            weight = torch.einsum("oikl,abdk->aobidl", conv.weight, conv_taps)
             weights.append(weight.flatten(2, 3).flatten(0, 1))
         biases = (cast(Tensor, layer.bias) for layer in (upsample, *convs, output))
         parameters = (t.to(x.dtype) for t in (*weights, output.weight, *biases))

@@ -11,35 +11,44 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from cutslots.modules.base import check_features, check_size, upcast_half
+from cutslots.modules.base import check_features, check_size, downcast_half, upcast_half
+from cutslots.programs.constants import ConstantLayer
 
 POSITION_DIM = 3  # components of a mask's position: y, x, scale
 FULL_IMAGE = (0.5, 0.5, 12**-0.5)  # the position of a mask that covers the image evenly
 MIN_SCALE = 0.04  # of masks of a few pixels, which would be enlarged without bound
 
 
-class SoftPositionEmbedding(nn.Module):
+class SoftPositionEmbedding(ConstantLayer):
     """Adds a learned linear function of (y, x, 1 - y, 1 - x) to every pixel, as Slot Attention does."""
 
     grid: Tensor
 
     def __init__(self, channels: int, size: Sequence[int]) -> None:
         super().__init__()
-        yx = _coordinates(*check_size(size))
-        self.register_buffer("grid", torch.cat([yx, 1 - yx], -1), persistent=False)
+        self.size = check_size(size)
         self.linear = nn.Linear(4, channels)
+        self.precompute()
+
+    def precompute(self) -> None:
+        yx = _coordinates(*self.size, self.dtype)
+        self.register_buffer("grid", torch.cat([yx, 1 - yx], -1).to(self.device), persistent=False)
 
     def forward(self, x: Tensor, position: Tensor | None = None) -> Tensor:
         """Return `x` (B, C, H, W) with the embedding added.
 
         With a `position` (B, 3) for each image, coordinates are relative to it (see `mask_positions`).
         """
-        check_features(x, self.linear.out_features, self.grid.shape[:2])
+        self.materialize(x)
+        check_features(x, self.linear.out_features, self.size)
         if position is None:
-            return x + self.linear(self.grid).permute(2, 0, 1)
+            return x + self._embed(self.grid).permute(2, 0, 1)
         center, scale = position[:, None, None, :2], position[:, None, None, 2:]
         yx = FULL_IMAGE[0] + (self.grid[..., :2] - center) * (FULL_IMAGE[2] / scale)
-        return x + self.linear(torch.cat([yx, 1 - yx], -1)).permute(0, 3, 1, 2)
+        return x + self._embed(torch.cat([yx, 1 - yx], -1)).permute(0, 3, 1, 2)
+
+    def _embed(self, grid: Tensor) -> Tensor:
+        return self.linear(downcast_half(grid, self.linear.weight))
 
 
 def mask_positions(masks: Tensor) -> Tensor:
@@ -48,7 +57,8 @@ def mask_positions(masks: Tensor) -> Tensor:
     The scale is the root mean square distance from the center along an axis. Half precision is computed in float32.
     """
     masks = upcast_half(masks)
-    yx = _coordinates(*masks.shape[-2:]).to(masks).flatten(0, 1)
+    height, width = masks.shape[-2:]
+    yx = _coordinates(height, width, masks.dtype).to(masks).flatten(0, 1)
     weight = masks.flatten(2)
     with torch.autocast(masks.device.type, enabled=False):
         weight = weight / (weight.sum(-1, keepdim=True) + 1e-6)
@@ -66,6 +76,6 @@ def append_positions(slots: Tensor, masks: Tensor, has_background: bool) -> Tens
     return torch.cat([slots.to(position.dtype), position], -1)
 
 
-def _coordinates(height: int, width: int) -> Tensor:
-    axes = (torch.linspace(0, 1, n, device="cpu") for n in (height, width))
+def _coordinates(height: int, width: int, dtype: torch.dtype) -> Tensor:
+    axes = (torch.linspace(0, 1, n, device="cpu", dtype=dtype) for n in (height, width))
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)

@@ -4,6 +4,7 @@ Every layer solves an equality-constrained quadratic program (QP) exactly and is
 package needs torch, numpy and scipy and imports nothing else of cutslots. Sparse factorisations (`EqualityQP` with a
 sparse A, `GraphCut`) also need cholespy. Read the modules in this order:
 
+    constants        tensors that a layer computes again when it moves, and does not save
     qp               the general QP layer, and `linear_map`, which tells autograd that a solve is a linear map
     graph            graphs with a source and a sink; the min-cut QP and the matching QP as explicit sparse matrices
     graph_cut        the min-cut QP on any graph, reduced to its vertices and factored or inverted once

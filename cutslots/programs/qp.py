@@ -27,7 +27,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from scipy import sparse
-from torch import Tensor, nn
+from torch import Tensor
+
+from cutslots.programs.constants import ConstantLayer
 
 Map = Callable[[Tensor], Tensor]
 
@@ -65,35 +67,17 @@ def linear_map(x: Tensor, apply: Map, adjoint: Map) -> Tensor:
     return _LinearMap.apply(x, apply, adjoint)
 
 
-class SolverLayer(nn.Module):
-    """A layer with constants that are computed in float64 and rounded to the layer's precision.
+class SolverLayer(ConstantLayer):
+    """A layer that solves a problem with fixed constants. They are computed in float64 and rounded to its precision.
 
-    When the layer moves, the constants are computed again, not cast: a float32 layer converted with `.double()` is as
-    exact as one built in float64. A layer converted to half precision computes in float32. The state dict is empty.
+    A layer converted to half precision computes in float32. The state dict is empty.
     """
-
-    _like: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("_like", torch.empty(0), persistent=False)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float64 if self._like.dtype == torch.float64 else torch.float32
-
-    @property
-    def device(self) -> torch.device:
-        return self._like.device
-
-    def precompute(self) -> None:
-        """Compute the constants for `self.device` and `self.dtype`."""
-        raise NotImplementedError
 
     def cast(self, name: str, x: Tensor) -> Tensor:
         """Return x in the layer's dtype if x is in it or in half precision; raise TypeError otherwise."""
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; expected a torch.Tensor of {self.dtype}")
+        self.materialize(x)
         if x.dtype == self.dtype:
             return x
         if x.dtype in (torch.float16, torch.bfloat16):
@@ -101,13 +85,6 @@ class SolverLayer(nn.Module):
         convert = {torch.float32: ".float()", torch.float64: ".double()"}.get(x.dtype)
         advice = f"convert the layer with {convert}, or cast {name}" if convert else f"cast {name} to {self.dtype}"
         raise TypeError(f"{name} has dtype {x.dtype}, but the {type(self).__name__} is {self.dtype}: {advice}")
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SolverLayer:
-        before = self._like
-        super()._apply(fn, recurse)
-        if self._like is not before:
-            self.precompute()
-        return self
 
 
 class Factor(Protocol):
