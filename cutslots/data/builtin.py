@@ -17,7 +17,7 @@ TRAINING = {"training": True}  # metadata of options that only training reads: t
 class SceneConfig(DatasetConfig):
     """Options of all families of built-in scenes."""
 
-    num_objects: tuple[int, int] = (MIN_OBJECTS, MAX_OBJECTS)
+    num_objects: Annotated[tuple[int, int], Range(0, 255)] = (MIN_OBJECTS, MAX_OBJECTS)
     """Smallest and largest number of objects in a scene."""
 
     def validate(self) -> None:

@@ -39,7 +39,7 @@ from cutslots.evaluation.visualize import (
 from cutslots.files import progress, write_atomically
 from cutslots.models import refinement
 from cutslots.models.checkpoints import checkpoint_file, load
-from cutslots.models.discovery import Discovery, DiscoveryOutput, to_float
+from cutslots.models.discovery import Discovery, DiscoveryOutput, check_finite, to_float
 from cutslots.models.tracker import track_clip
 
 if TYPE_CHECKING:
@@ -77,7 +77,9 @@ def evaluate_model(
                 if data.frames > 1:
                     columns = _video_columns(sample, track_clip(model, sample.image, association))
                 else:
-                    columns = _image_columns(sample, model(sample.image), data.has_masks)
+                    output = model(sample.image)
+                    check_finite(model, masks=output.masks, reconstruction=output.reconstruction)
+                    columns = _image_columns(sample, output, data.has_masks)
             rows.add(batches[b], columns)
     model.train(was_training)
     rows.gather()

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cutslots.evaluation.visualize import colorize
-from cutslots.models.discovery import Discovery, DiscoveryOutput
+from cutslots.models.discovery import Discovery, DiscoveryOutput, check_finite
 from cutslots.models.mask_kinds import DEFAULT_MASK_KIND, MaskKind
 from cutslots.models.refinement import select_masks
 from cutslots.viz.images import blend_colors, to_uint8
@@ -53,6 +53,7 @@ def predict_image(
     torch.manual_seed(0)  # Slot Attention samples its initial slots
     pixels, box = preprocess(model, image, resize)
     output = crop_output(model(pixels), box)
+    check_finite(model, masks=output.masks, reconstruction=output.reconstruction)
     selected = select_masks(masks, output, box.crop(pixels))[0]
     labels, scores = upsample_labels(selected, (image.height, image.width))
     reconstruction = Image.fromarray(to_uint8(output.reconstruction[0]))

@@ -84,6 +84,7 @@ def load(checkpoint: str | Path, device: torch.device | str = "cpu", plugins: It
     for name, value in model.state_dict().items():
         if not value.isfinite().all():
             raise ValueError(f"{file} holds values in {name} that are not finite; expected the weights of a good run")
+    model.checkpoint = str(file)
     return model.to(device).eval()
 
 

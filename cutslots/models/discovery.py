@@ -85,6 +85,7 @@ class Discovery(
     """
 
     frames: int = 1  # of a training sample
+    checkpoint: str | None = None  # the file that the weights were loaded from
     spacetime: ClassVar[bool] = False  # whether a clip is partitioned as a whole
     associations: ClassVar[tuple[str, ...]] = ("area", "hungarian")  # how slots can be associated over time
 
@@ -210,6 +211,16 @@ def to_float(image: Tensor) -> Tensor:
     if image.is_floating_point():
         return image
     raise TypeError(f"image has dtype {image.dtype}; expected uint8 or a floating-point type")
+
+
+def check_finite(model: Discovery, **outputs: Tensor) -> None:
+    """Raise a ValueError that names the model's checkpoint if one of its outputs holds NaN or infinity."""
+    for name, value in outputs.items():
+        if not value.isfinite().all():
+            raise ValueError(
+                f"{model.checkpoint or 'the model'} returns NaN or infinity in its {name}; "
+                "expected the weights and the config.json of a good run"
+            )
 
 
 def channels_last(model: Discovery) -> Discovery:

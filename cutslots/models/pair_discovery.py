@@ -17,11 +17,12 @@ from cutslots.models.discovery import (
     flatten_frames,
     unflatten_frames,
 )
-from cutslots.modules.base import mlp, upcast_half
+from cutslots.modules.base import Positive, mlp, upcast_half
 from cutslots.modules.decoders import Decoder, DecoderConfig, DecoderOutput
 from cutslots.modules.encoders import EncoderConfig
 from cutslots.modules.slots import SlotModule, SlotsConfig
 from cutslots.programs.matching import MatchedSlots, match_slots
+from cutslots.programs.qp import check_positive
 from cutslots.registry import Range
 
 Pairing = Literal["joint", "shared", "separate"]
@@ -29,9 +30,9 @@ Pairing = Literal["joint", "shared", "separate"]
 
 @dataclass(frozen=True)
 class PairDiscoveryConfig(ModelConfig):
-    match_gamma: float = 0.1
+    match_gamma: Positive = 0.1
     """Regulariser of the matching QP."""
-    match_temperature: float = 0.5
+    match_temperature: Positive = 0.5
     """Temperature of the softmax over its solution."""
     match_dim: Annotated[int, Range(0, 65_536)] = 0
     """Dimension of a learned projection by which slots are matched; 0 matches the slots themselves (the paper)."""
@@ -80,7 +81,8 @@ class PairDiscovery(Discovery):
         super().__init__(encoder, slots, decoder)
         if slots.position_dim:
             raise ValueError("relative_positions is set; expected slots without positions, which matching would mix")
-        self.match_gamma, self.match_temperature = match_gamma, match_temperature
+        self.match_gamma = check_positive("match_gamma", match_gamma)
+        self.match_temperature = check_positive("match_temperature", match_temperature)
         self.match_projection = nn.Linear(slots.slot_dim, match_dim, bias=False) if match_dim else nn.Identity()
         self.pairing = _build_pairing(pairing, slots.slot_dim, motion_dim, code_dim)
 

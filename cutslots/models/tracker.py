@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cutslots.models.discovery import Discovery, DiscoveryOutput
+from cutslots.models.discovery import Discovery, DiscoveryOutput, check_finite
 from cutslots.modules.base import upcast_half
 
 MOMENTUM = 0.5  # of the running means: a slot that changes its object over more than a few frames is lost
@@ -58,14 +58,19 @@ class Tracker:
 
     @torch.no_grad()
     def __call__(self, frame: Tensor) -> DiscoveryOutput:
-        """Return the output for the next frame (B, 3, H, W), in the order of tracks."""
+        """Return the output for the next frame (B, 3, H, W), in the order of tracks.
+
+        Raises a ValueError if it is not finite.
+        """
         if self.association == "overlap":
             return self._by_overlap(frame)
         slots, partition_masks = self.model.encode(frame)
         slots = upcast_half(slots)
+        check_finite(self.model, slots=slots)
         if self.association == "learned":
             return self._by_matching(slots, partition_masks)
         output = DiscoveryOutput(slots, partition_masks=partition_masks, **self.model.decode_frame(slots)._asdict())
+        self._check(output)
         area = _areas(output.masks)
         if self.slots is None or self.mean is None or self.area is None:
             self.slots, self.mean, self.area = slots, slots, area
@@ -86,11 +91,12 @@ class Tracker:
         order = assignment(model.match(before, slots).weights)
         self.slots = take_slots(slots, order)
         decoded = model.decode(model.transform(before, self.slots)[:, 1])
-        return DiscoveryOutput(self.slots, partition_masks=take_slots(partition_masks, order), **decoded._asdict())
+        output = DiscoveryOutput(self.slots, partition_masks=take_slots(partition_masks, order), **decoded._asdict())
+        return self._check(output)
 
     def _by_overlap(self, frame: Tensor) -> DiscoveryOutput:
         self.clip.append(frame)
-        clip = self.model(torch.stack(tuple(self.clip), 1))
+        clip = self._check(self.model(torch.stack(tuple(self.clip), 1)))
         output = DiscoveryOutput(*(x[:, -1] for x in clip))
         if self.masks is not None:
             old, new = self.masks.flatten(2), clip.masks[:, -2].flatten(2)  # of the frame that both clips hold
@@ -98,6 +104,10 @@ class Tracker:
             order = assignment(shared / (old.sum(-1)[:, :, None] + new.sum(-1)[:, None] - shared))
             output = reorder_slots(output, order)
         self.masks = output.masks
+        return output
+
+    def _check(self, output: DiscoveryOutput) -> DiscoveryOutput:
+        check_finite(self.model, masks=output.masks, reconstruction=output.reconstruction)
         return output
 
 
@@ -131,5 +141,6 @@ def track_clip(model: Discovery, clips: Tensor, association: str | None = None) 
     if model.spacetime:
         with torch.no_grad():
             output = model(clips)
+        check_finite(model, masks=output.masks, reconstruction=output.reconstruction)
         return [DiscoveryOutput(*(x[:, t] for x in output)) for t in range(clips.shape[1])]
     return [tracker(frame) for frame in clips.unbind(1)]

@@ -6,12 +6,16 @@ Shapes in this package: B batch, T frames, K slots, D slot dimension, C channels
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from cutslots.programs.qp import MAX_POSITIVE, MIN_POSITIVE
+from cutslots.registry import Range
+
 HALF = (torch.float16, torch.bfloat16)
+Positive = Annotated[float, Range(MIN_POSITIVE, MAX_POSITIVE)]  # the type of regularisers and temperatures
 
 
 class PartModule(nn.Module):

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cutslots.modules.base import check_features, check_size
+from cutslots.modules.base import Positive, check_features, check_size
 from cutslots.modules.decoders import DECODERS, SpatialBroadcastConfig, SpatialBroadcastDecoder
 from cutslots.modules.partition import (
     PARTITIONS,
@@ -47,11 +47,11 @@ class GraphOCLCutConfig(PartitionConfig):
     """Hidden channels of the two networks that give the edge weights."""
     edge_net_kernel_sizes: Annotated[tuple[int, ...], Range(1, 255)] = (3, 3)
     """Kernel size of each of their layers."""
-    gamma: float = 0.5
+    gamma: Positive = 0.5
     """Regulariser of the min-cut QP."""
-    temperature: float = 0.5
+    temperature: Positive = 0.5
     """Temperature of the softmax over objects."""
-    combined_temperature: float = 0.1
+    combined_temperature: Positive = 0.1
     """Temperature of the softmax over the combined masks."""
 
 

@@ -20,11 +20,13 @@ from typing import Annotated, Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from cutslots.modules.base import check_features, check_kernel_sizes, check_size
+from cutslots.modules.base import Positive, check_features, check_kernel_sizes, check_size
 from cutslots.programs.grid_cut import GridCut
+from cutslots.programs.qp import check_positive
 from cutslots.registry import PartConfig, Range, Registry
 
 Background = Literal["cuts", "none"]
+Anchor = Annotated[float, Range(0, 1)]
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,13 @@ class SoftmaxPartitionConfig(PartitionConfig):
     """Hidden channels of the network that gives the logits (edge weights, for cuts)."""
     edge_net_kernel_sizes: Annotated[tuple[int, ...], Range(1, 255)] = (3, 3, 1)
     """Kernel size of each of its layers."""
-    temperature: float = 0.5
+    temperature: Positive = 0.5
     """Temperature of the softmax over objects."""
     background: Background = "cuts"
     """How slot 0 becomes the background: by a partition in two of its own (cuts), or not at all (none)."""
-    background_temperature: float = 0.5
+    background_temperature: Positive = 0.5
     """Temperature of the softmax between background and foreground."""
-    combined_temperature: float | None = 0.1
+    combined_temperature: Positive | None = 0.1
     """Temperature of a softmax over the combined masks of background and objects; None for no such softmax."""
 
 
@@ -55,13 +57,13 @@ class SoftmaxPartitionConfig(PartitionConfig):
 class CutPartitionConfig(SoftmaxPartitionConfig):
     signed_weights: bool = True
     """Allow negative edge weights; otherwise they pass a ReLU."""
-    gamma: float = 0.5
+    gamma: Positive = 0.5
     """Regulariser of the min-cut QP."""
-    reach: float | None = None
+    reach: Positive | None = None
     """Distance in feature pixels over which an edge weight acts; None is the paper, 0.71."""
-    anchor: float = 0.0
+    anchor: Anchor = 0.0
     """0 leaves the terminals free, which balances every cut (the paper); 1 fixes them."""
-    background_anchor: float | None = None
+    background_anchor: Anchor | None = None
     """The anchor of the cuts of the background; that of all cuts by default."""
 
 
@@ -252,7 +254,7 @@ def make_edge_net(
 
 
 def check_temperatures(**named: float | None) -> None:
-    """Raise a ValueError that names a temperature if it is not positive. None stands for no softmax."""
+    """Raise a ValueError that names a temperature if it is out of range. None stands for no softmax."""
     for name, value in named.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} is {value}; expected a positive number")
+        if value is not None:
+            check_positive(name, value)

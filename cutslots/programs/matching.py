@@ -89,8 +89,7 @@ def match_slots(s: Tensor, t: Tensor, gamma: float = 0.1, temperature: float = 1
         raise TypeError(f"s and t are {kinds}; expected two tensors of one dtype")
     if s.ndim < 2 or t.ndim < 2 or s.shape[-1] != t.shape[-1]:
         raise ValueError(f"s and t have shapes {tuple(s.shape)} and {tuple(t.shape)}; expected (..., K, D) with one D")
-    if not temperature > 0:
-        raise ValueError(f"temperature is {temperature}; expected a positive number")
+    check_positive("temperature", temperature)
     cost = -s @ t.transpose(-1, -2)
     weights = torch.softmax(Matching(s.shape[-2], t.shape[-2], gamma)(cost) / temperature, dim=-1).to(t.dtype)
     return MatchedSlots(weights @ t, weights)

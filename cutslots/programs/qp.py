@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import atexit
 import inspect
-import math
 import warnings
 import weakref
 from collections.abc import Callable
@@ -32,6 +31,9 @@ from torch import Tensor
 from cutslots.programs.constants import ConstantLayer
 
 Map = Callable[[Tensor], Tensor]
+
+# Bounds of regularisers, reaches and temperatures. Beyond them float32 overflows: 1e-6 twice is a factor of 1e12 on w.
+MIN_POSITIVE, MAX_POSITIVE = 1e-6, 10**6
 
 
 class _LinearMap(torch.autograd.Function):
@@ -297,9 +299,9 @@ def _check_finite(name: str, x: np.ndarray) -> np.ndarray:
 
 
 def check_positive(name: str, value: float) -> float:
-    """Return the value as a float; raise ValueError if it is not positive and finite."""
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} is {value}; expected a positive number")
+    """Return the value as a float; raise ValueError if it is not from MIN_POSITIVE to MAX_POSITIVE."""
+    if not MIN_POSITIVE <= value <= MAX_POSITIVE:
+        raise ValueError(f"{name} is {value}; expected a number from {MIN_POSITIVE} to {MAX_POSITIVE:,}")
     return float(value)
 
 

@@ -63,9 +63,9 @@ def test_gradient_of_masks():
         ({"size": (6,)}, r"size is \(6,\); expected \(H, W\)"),
         ({"size": (512, 513)}, r"size is \(512, 513\); expected at most 262,144 feature pixels for graph-ocl-cut"),
         ({"edge_net_kernel_sizes": (2,)}, r"edge_net_kernel_sizes is \(2,\); expected an odd integer"),
-        ({"temperature": 0.0}, "temperature is 0.0; expected a positive number"),
-        ({"combined_temperature": -1.0}, "combined_temperature is -1.0; expected a positive number"),
-        ({"gamma": 0.0}, "gamma is 0.0; expected a positive number"),
+        ({"temperature": 0.0}, "temperature is 0.0; expected a number from 1e-06 to 1,000,000"),
+        ({"combined_temperature": -1.0}, "combined_temperature is -1.0; expected a number from 1e-06 to 1,000,000"),
+        ({"gamma": 0.0}, "gamma is 0.0; expected a number from 1e-06 to 1,000,000"),
     ],
 )
 def test_bad_arguments(change, message):

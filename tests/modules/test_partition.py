@@ -91,9 +91,9 @@ def test_no_slot_can_win_everywhere():
         ({"size": (6,)}, r"size is \(6,\); expected \(H, W\)"),
         ({"edge_net_kernel_sizes": (2,)}, r"edge_net_kernel_sizes is \(2,\); expected an odd integer"),
         ({"edge_net_kernel_sizes": ()}, r"edge_net_kernel_sizes is \(\); expected an odd integer"),
-        ({"temperature": 0.0}, "temperature is 0.0; expected a positive number"),
-        ({"background_temperature": -1.0}, "background_temperature is -1.0; expected a positive number"),
-        ({"combined_temperature": 0.0}, "combined_temperature is 0.0; expected a positive number"),
+        ({"temperature": 0.0}, "temperature is 0.0; expected a number from 1e-06 to 1,000,000"),
+        ({"background_temperature": -1.0}, "background_temperature is -1.0; expected a number from 1e-06 to 1,000,000"),
+        ({"combined_temperature": 0.0}, "combined_temperature is 0.0; expected a number from 1e-06 to 1,000,000"),
         ({"background_anchor": 1.5}, "background_anchor is 1.5; expected a number from 0 to 1, or None"),
     ],
 )

@@ -267,9 +267,9 @@ def test_conversion_to_the_same_dtype_keeps_the_fft():
     "arguments, message",
     [
         ({"shape": (8,)}, r"shape is \(8,\); expected \(H, W\) or \(T, H, W\)"),
-        ({"shape": (8, 8), "gamma": 0}, "gamma is 0; expected a positive number"),
-        ({"shape": (8, 8), "gamma": float("nan")}, "gamma is nan; expected a positive number"),
-        ({"shape": (8, 8), "reach": -1}, "reach is -1; expected a positive number"),
+        ({"shape": (8, 8), "gamma": 0}, "gamma is 0; expected a number from 1e-06 to 1,000,000"),
+        ({"shape": (8, 8), "gamma": float("nan")}, "gamma is nan; expected a number from 1e-06 to 1,000,000"),
+        ({"shape": (8, 8), "reach": -1}, "reach is -1; expected a number from 1e-06 to 1,000,000"),
         ({"shape": (8, 8), "anchor": 1.5}, "anchor is 1.5; expected a number from 0"),
     ],
 )

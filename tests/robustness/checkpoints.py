@@ -19,9 +19,9 @@ from cutslots.models.checkpoints import SHIPPED, load
 MAX_GROWTH = 2**29  # bytes by which a process may grow while it loads one
 
 INVALID: list[Any] = [
-    10**9, 2**30, 2**62, 10**40, -1, 0, 1, 3, 1.5, 1e300, -1e-300, math.nan, math.inf, None, True, False, "", "64",
-    "cut", "graph-ocl-cut", [], [3], [0], [10**9], [5, "5"], [1.5], [[3]], [3] * 65, [2**15] * 60, {}, {"name": "cnn"},
-    "a" * 10_000,
+    10**9, 2**30, 2**62, 10**40, -1, 0, 1, 3, 1.5, 1e300, 1e-300, -1e-300, math.nan, math.inf, None, True, False,
+    "", "64", "cut", "graph-ocl-cut", [], [3], [0], [10**9], [5, "5"], [1.5], [[3]], [3] * 65, [2**15] * 60, {},
+    {"name": "cnn"}, "a" * 10_000,
 ]  # fmt: skip
 
 

@@ -267,7 +267,10 @@ def test_unknown_presets_list_the_known_ones(monkeypatch, capsys, words):
         ({"encoder__kernel_sizes": (2,)}, "kernel_sizes is (2,); expected an odd integer for each of at least 1 layer"),
         ({"slots__slot_dim": 0}, "slots.slot_dim is 0; expected an integer from 1 to 65,536"),
         ({"slots__num_slots": 1}, "num_slots is 1; expected at least 2"),
-        ({"slots__partition__temperature": -1}, "temperature is -1.0; expected a positive number"),
+        (
+            {"slots__partition__temperature": -1},
+            "slots.partition.temperature is -1.0; expected a number from 1e-06 to 1,000,000",
+        ),
         ({"slots__partition__edge_net_channels": 0}, "slots.partition.edge_net_channels is 0; expected an integer"),
         ({"decoder__channels": (0,)}, "decoder.channels is (0,); expected at most 64 values, each an integer from 1"),
         ({"data": "plain:few"}, "data is 'plain:few'; expected numbers of objects as in plain:2-5"),
