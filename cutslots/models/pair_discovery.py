@@ -17,7 +17,7 @@ from cutslots.models.discovery import (
     flatten_frames,
     unflatten_frames,
 )
-from cutslots.modules.base import Positive, mlp, upcast_half
+from cutslots.modules.base import Positive, downcast_half, mlp, upcast_half
 from cutslots.modules.decoders import Decoder, DecoderConfig, DecoderOutput
 from cutslots.modules.encoders import EncoderConfig
 from cutslots.modules.slots import SlotModule, SlotsConfig
@@ -99,13 +99,20 @@ class PairDiscovery(Discovery):
         """Return for slots s of one frame their partners among t of the other, and the weights (B, K, K)."""
         with torch.autocast(s.device.type, enabled=False):
             s, t = upcast_half(s), upcast_half(t)
-            unit_s, unit_t = (nn.functional.normalize(self.match_projection(x), dim=-1) for x in (s, t))
+            unit_s, unit_t = (nn.functional.normalize(self._project(x), dim=-1) for x in (s, t))
             weights = match_slots(unit_s, unit_t, self.match_gamma, self.match_temperature).weights
             return MatchedSlots(weights @ t, weights)
 
+    def _project(self, slots: Tensor) -> Tensor:
+        if isinstance(self.match_projection, nn.Identity):
+            return slots
+        return upcast_half(self.match_projection(downcast_half(slots, self.match_projection.weight)))
+
     def transform(self, s: Tensor, r: Tensor) -> Tensor:
         """Return the slots (B, 2, K, D) that reconstruct both frames, from slots s and their partners r."""
-        slots: Tensor = self.pairing(upcast_half(s), upcast_half(r))
+        parameter = next(self.pairing.parameters())
+        s, r = (downcast_half(upcast_half(x), parameter) for x in (s, r))
+        slots: Tensor = self.pairing(s, r)
         return slots
 
     def decode_frame(self, slots: Tensor) -> DecoderOutput:

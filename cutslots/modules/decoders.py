@@ -21,7 +21,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cutslots.modules.base import PartModule, check_size, upcast_half
+from cutslots.modules.base import PartModule, check_size, downcast_half, upcast_half
 from cutslots.modules.decoder_head import FusedDecoderHead
 from cutslots.modules.position import SoftPositionEmbedding
 from cutslots.registry import PartConfig, Range, Registry
@@ -100,6 +100,7 @@ class BroadcastDecoder(MixtureDecoder):
     def _broadcast(self, slots: Tensor) -> Tensor:
         slots = slots.flatten(0, 1)
         content, position = slots[:, : self.content_dim], slots[:, self.content_dim :]
+        content = downcast_half(content, self.position.linear.weight)
         x = content[:, :, None, None].expand(-1, -1, *self.grid_size)
         x = self.position(x, position if position.shape[1] else None)
         return x.contiguous(memory_format=torch.channels_last)

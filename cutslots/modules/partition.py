@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from cutslots.modules.base import Positive, check_features, check_kernel_sizes, check_size
+from cutslots.modules.base import Positive, check_features, check_kernel_sizes, check_size, upcast_half
 from cutslots.programs.grid_cut import GridCut
 from cutslots.programs.qp import check_positive
 from cutslots.registry import PartConfig, Range, Registry
@@ -191,7 +191,7 @@ class SoftmaxPartition(KPartition):
     weights_per_cut = 1
 
     def vertices(self, w: Tensor, background: bool = False) -> Tensor:
-        return w.squeeze(2).float()
+        return upcast_half(w.squeeze(2))
 
 
 @PARTITIONS.register("spacetime-cut", SpacetimePartitionConfig)

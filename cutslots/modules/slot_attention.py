@@ -13,7 +13,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from cutslots.modules.base import check_size, mlp, upcast_half
+from cutslots.modules.base import check_size, downcast_half, mlp, upcast_half
 from cutslots.modules.position import SoftPositionEmbedding
 from cutslots.modules.slots import SLOTS, SlotModule, Slots, SlotsConfig
 from cutslots.registry import Range
@@ -87,7 +87,7 @@ class SlotAttention(SlotModule):
         pixels = self.norm_inputs(self.features(x.flatten(2).mT))
         key, value = self.key_value(pixels).chunk(2, -1)  # (B, HW, D)
         noise = torch.randn(len(x), self.num_slots, self.content_dim, device=x.device)
-        slots = self.mean + self.log_scale.exp() * noise
+        slots = downcast_half(self.mean + self.log_scale.exp() * noise, self.mean)
         attention = slots
         for _ in range(self.num_iterations):
             slots, attention = self._iterate(slots, key, value)

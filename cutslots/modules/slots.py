@@ -13,7 +13,7 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cutslots.modules.base import PartModule, mlp
+from cutslots.modules.base import PartModule, downcast_half, mlp
 from cutslots.modules.partition import PARTITIONS, CutPartitionConfig, PartitionConfig, PartitionModule
 from cutslots.modules.position import POSITION_DIM, SoftPositionEmbedding, append_positions
 from cutslots.registry import PartConfig, Range, Registry
@@ -164,4 +164,4 @@ def pool_projected(features: Tensor, weights: Tensor, projection: nn.Linear) -> 
     work.
     """
     sums = torch.nn.functional.linear(weights.to(features.dtype) @ features, projection.weight)
-    return sums + weights.sum(-1, keepdim=True) * projection.bias
+    return downcast_half(sums + weights.sum(-1, keepdim=True) * projection.bias, projection.weight)
