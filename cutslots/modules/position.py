@@ -31,8 +31,8 @@ class SoftPositionEmbedding(ConstantLayer):
         self.precompute()
 
     def precompute(self) -> None:
-        yx = _coordinates(*self.size, self.dtype)
-        self.register_buffer("grid", torch.cat([yx, 1 - yx], -1).to(self.device), persistent=False)
+        yx = _coordinates(*self.size)  # float32, as in Slot Attention's reference, also for a float64 layer
+        self.register_buffer("grid", torch.cat([yx, 1 - yx], -1).to(self.device, self.dtype), persistent=False)
 
     def forward(self, x: Tensor, position: Tensor | None = None) -> Tensor:
         """Return `x` (B, C, H, W) with the embedding added.
@@ -57,8 +57,7 @@ def mask_positions(masks: Tensor) -> Tensor:
     The scale is the root mean square distance from the center along an axis. Half precision is computed in float32.
     """
     masks = upcast_half(masks)
-    height, width = masks.shape[-2:]
-    yx = _coordinates(height, width, masks.dtype).to(masks).flatten(0, 1)
+    yx = _coordinates(*masks.shape[-2:]).to(masks).flatten(0, 1)
     weight = masks.flatten(2)
     with torch.autocast(masks.device.type, enabled=False):
         weight = weight / (weight.sum(-1, keepdim=True) + 1e-6)
@@ -76,6 +75,6 @@ def append_positions(slots: Tensor, masks: Tensor, has_background: bool) -> Tens
     return torch.cat([slots.to(position.dtype), position], -1)
 
 
-def _coordinates(height: int, width: int, dtype: torch.dtype) -> Tensor:
-    axes = (torch.linspace(0, 1, n, device="cpu", dtype=dtype) for n in (height, width))
+def _coordinates(height: int, width: int) -> Tensor:
+    axes = (torch.linspace(0, 1, n, device="cpu") for n in (height, width))
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
