@@ -163,6 +163,26 @@ def track(
     track(checkpoint, video, out, device, association, overlay, overwrite, resize, plugins)
 
 
+def export(
+    checkpoint: Checkpoint,
+    out: Out,
+    batch_size: int | None = None,
+    overwrite: bool = False,
+    plugins: Plugins = (),
+) -> None:
+    """Write a model of images as an ONNX file, for runtimes without PyTorch.
+
+    Args:
+        checkpoint: A run folder, a .safetensors file or the name of a checkpoint (`cutslots parts`).
+        out: The file to write, such as model.onnx.
+        batch_size: Images of a batch; any number by default.
+        overwrite: Replace the file if it exists.
+    """
+    from cutslots.inference.export import export
+
+    export(checkpoint, out, batch_size, overwrite, plugins)
+
+
 def app(
     checkpoints: tyro.conf.Positional[tuple[str, ...]] = (),
     host: str = "127.0.0.1",
@@ -296,6 +316,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "predict": predict,
     "track": track,
+    "export": export,
     "app": app,
     "generate": generate,
     "prepare": prepare,

@@ -86,7 +86,7 @@ class SlotAttention(SlotModule):
         x = self.position(x)
         pixels = self.norm_inputs(self.features(x.flatten(2).mT))
         key, value = self.key_value(pixels).chunk(2, -1)  # (B, HW, D)
-        noise = torch.randn(len(x), self.num_slots, self.content_dim, device=x.device)
+        noise = torch.randn(x.shape[0], self.num_slots, self.content_dim, device=x.device)
         slots = downcast_half(self.mean + self.log_scale.exp() * noise, self.mean)
         attention = slots
         for _ in range(self.num_iterations):

@@ -89,6 +89,10 @@ class GridCut(SolverLayer):
         self.register_buffer("_spectrum", self._response().to(self.device, self.dtype), persistent=False)
         self._dct, self._operators = _choose_solver(self.shape, self.device, self.dtype)
 
+    def use_matmul(self) -> None:
+        """Solve by matrix products at any size, until the layer moves: exporters do not support FFTs."""
+        self._dct, self._operators = MatmulDCT(self.shape, self.device, self.dtype), GridOperators(self.shape)
+
     def _response(self) -> Tensor:
         """Return the factor from div w to p of every mode: -1/2 ((gamma_p + gamma_t) I + gamma_n L)^-1.
 

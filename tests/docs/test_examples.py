@@ -4,6 +4,7 @@ import ast
 import re
 import runpy
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -36,6 +37,8 @@ def snippets():
     for path in TEXTS:
         for number, code in enumerate(code for kind, code in blocks(path.read_text()) if kind == "python"):
             needs = "needs a GPU" if '"cuda"' in code else "needs a dataset" if '"data/' in code else ""
+            if "onnxruntime" in code and find_spec("onnxruntime") is None:
+                needs = "needs the onnx extra"
             marks = [pytest.mark.skip(reason=needs)] if needs else []
             yield pytest.param(code, id=f"{page_id(path)}-{number}", marks=marks)
 
