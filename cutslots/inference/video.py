@@ -22,6 +22,29 @@ DEFAULT_FPS = 12.0  # of a source that does not say
 
 ANIMATED_IMAGES = (".gif", ".webp", ".apng", ".png")
 
+# FFmpeg reads more. Some of its formats open further files or hosts: concat, hls, dash, image2, sdp, vobsub, ...
+CONTAINERS = (
+    "asf,av1,avi,dv,flv,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mpeg,mpegts,mpegvideo,mxf,nut,ogg,webm,yuv4mpegpipe"
+)
+CONTAINER_OPTIONS = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
+
+# Display matrices (a, b, c, d): pixel (x, y) is shown at (a x + c y, b x + d y). Pillow rotates counterclockwise.
+TRANSPOSES = {
+    (-1, 0, 0, -1): Image.Transpose.ROTATE_180,
+    (0, -1, 1, 0): Image.Transpose.ROTATE_90,
+    (0, 1, -1, 0): Image.Transpose.ROTATE_270,
+    (-1, 0, 0, 1): Image.Transpose.FLIP_LEFT_RIGHT,
+    (1, 0, 0, -1): Image.Transpose.FLIP_TOP_BOTTOM,
+    (0, 1, 1, 0): Image.Transpose.TRANSPOSE,
+    (0, -1, -1, 0): Image.Transpose.TRANSVERSE,
+}
+RIGHT_ANGLES = (
+    (1, 0, 0, 1),
+    (0, -1, 1, 0),
+    (-1, 0, 0, -1),
+    (0, 1, -1, 0),
+)  # counterclockwise by 0, 90, 180, 270 degrees
+
 MAX_GIF_FRAMES = 500
 
 
@@ -76,8 +99,12 @@ def _open_file(path: Path) -> Video:
         raise ValueError(f"video: {path} is text, not a video; expected a video, a GIF or a folder of frames")
     av = _pyav(f"reading {path.name}")
     try:
-        container = av.open(str(path))
+        container = av.open(f"file:{path}", options=CONTAINER_OPTIONS)
         stream = container.streams.video[0]
+    except av.error.ArgumentError:  # FFmpeg's answer to a format that is not allowed, and to some damaged headers
+        raise ValueError(
+            f"video: {path} is damaged or in a format that is not accepted; expected MP4, MOV, WebM, Matroska, AVI, ..."
+        ) from None
     except (av.error.FFmpegError, IndexError, ValueError) as error:
         raise ValueError(f"video: {path} cannot be read as a video: {_reason(error)}") from None
 
@@ -86,12 +113,33 @@ def _open_file(path: Path) -> Video:
         with container:
             try:
                 for frame in container.decode(stream):
-                    yield frame.to_image()
+                    yield _upright(frame)
                     number += 1
-            except av.error.FFmpegError as error:
+            except (av.error.FFmpegError, ValueError) as error:
                 raise ValueError(f"video: {path} cannot be read at frame {number}: {_reason(error)}") from None
 
     return Video(_same_size(frames(), path), float(stream.average_rate or DEFAULT_FPS), stream.frames or None)
+
+
+def _upright(frame: Any) -> Image.Image:
+    """Return a decoded frame as a player shows it: rotated and flipped by the display matrix of its header."""
+    matrix = _display_matrix(frame)
+    if matrix == (1, 0, 0, 1):
+        return frame.to_image()
+    if matrix not in TRANSPOSES:
+        raise ValueError("its header rotates it by an angle that is no multiple of 90 degrees")
+    return frame.to_image().transpose(TRANSPOSES[matrix])
+
+
+def _display_matrix(frame: Any) -> tuple[int, ...]:
+    """Return (a, b, c, d) of the display matrix without its scale; those of the identity if there is none."""
+    try:
+        data = frame.side_data.get("DISPLAYMATRIX")
+    except ValueError:  # PyAV knows not all types of side data; then flips are not known either
+        return RIGHT_ANGLES[round(frame.rotation / 90) % 4]
+    matrix = np.frombuffer(data, dtype=np.int32)[[0, 1, 3, 4]] if data else np.zeros(4)
+    scale = np.abs(matrix).max()
+    return tuple((matrix / scale).round().astype(int).tolist()) if scale else (1, 0, 0, 1)
 
 
 def _is_text(path: Path) -> bool:
@@ -103,7 +151,9 @@ def _is_text(path: Path) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or "it has no video stream"
+    if isinstance(error, IndexError):
+        return "it has no video stream"
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _same_size(frames: Iterable[Image.Image], path: Path) -> Iterator[Image.Image]:
@@ -152,14 +202,16 @@ class VideoWriter:
         return self
 
     def add(self, frame: np.ndarray) -> None:
-        """Add a frame (height, width, 3) uint8. An MP4 loses the last row or column of an odd size: H.264 needs even
-        ones."""
+        """Add a frame (height, width, 3) uint8.
+
+        H.264 needs even sizes. An MP4 loses the last row or column of an odd size; a single one is repeated."""
         if self.path.suffix == ".gif":
             if len(self.images) == MAX_GIF_FRAMES:
                 raise ValueError(f"{self.path} would have over {MAX_GIF_FRAMES} frames; write an MP4 (--overlay mp4)")
             self.images.append(Image.fromarray(frame))
             return
-        frame = frame[: max(frame.shape[0] // 2 * 2, 2), : max(frame.shape[1] // 2 * 2, 2)]
+        frame = np.pad(frame, [(0, int(side == 1)) for side in frame.shape], mode="edge")
+        frame = frame[: frame.shape[0] // 2 * 2, : frame.shape[1] // 2 * 2]
         if self.container is None:
             with errors_name_path(self.path):
                 self.container = self.av.open(str(self.part), "w", format="mp4")
@@ -169,9 +221,13 @@ class VideoWriter:
         self._encode(self.av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24"))
 
     def _encode(self, frame: Any) -> None:
-        with errors_name_path(self.path):
-            for packet in self.stream.encode(frame):
-                self.container.mux(packet)
+        try:
+            with errors_name_path(self.path):
+                for packet in self.stream.encode(frame):
+                    self.container.mux(packet)
+        except self.av.error.ExternalError:  # of libx264, which says no more
+            size = f"{self.stream.width}x{self.stream.height}"
+            raise ValueError(f"{self.path} cannot hold frames of {size} (H.264); pass --overlay gif or none") from None
 
     def __exit__(self, kind: Any, *_: object) -> None:
         if self.container is not None:

@@ -8,6 +8,7 @@ from PIL import Image
 
 from cutslots.app.sources import MAX_FRAMES, generate_scene, open_source
 from cutslots.scenes import Scenes
+from tests.inference.conftest import with_display_matrix
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,14 @@ def test_video_has_at_most_max_frames(video, tmp_path):
     assert len(open_source(still).frames) == 1
 
 
+def test_videos_of_phones_are_upright(tmp_path):
+    clip = np.zeros((2, 48, 64, 3), dtype=np.uint8)
+    clip[:, :24] = 250  # the upper half; clockwise it becomes the right one
+    with_display_matrix(tmp_path / "phone.mp4", clip, (0, 1, -1, 0))
+    frame = np.asarray(open_source(tmp_path / "phone.mp4").frames[0])
+    assert frame.shape == (64, 48, 3) and frame[:, :20].max() < 20 and frame[:, 28:].min() > 230
+
+
 @pytest.mark.parametrize(
     "name, content, message",
     [
@@ -73,6 +82,11 @@ def test_video_has_at_most_max_frames(video, tmp_path):
         ("notes.gif", b"GIF89a but no more", "notes.gif cannot be read"),
         ("notes.txt", b"text", "notes.txt cannot be opened; expected a file that ends with .png"),
         ("video.mp4", b"\0no video", "video.mp4 cannot be"),
+        (
+            "list.mp4",
+            b"ffconcat version 1.0\n# \1\nfile /etc/hosts",
+            "list.mp4 is damaged or in a format that is not acc",
+        ),
     ],
 )
 def test_unreadable_file_error_is_one_sentence_without_the_folder(tmp_path, name, content, message):

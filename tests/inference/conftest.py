@@ -1,5 +1,7 @@
 """A short video in every format that is read."""
 
+import struct
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -7,6 +9,18 @@ from PIL import Image
 from cutslots.inference.video import VideoWriter
 
 FRAMES = 6
+
+
+def with_display_matrix(path, clip, matrix):
+    """Write an MP4 whose track header has the display matrix (a, b, c, d)."""
+    with VideoWriter(path, 10.0) as writer:
+        for frame in clip:
+            writer.add(frame)
+    data = bytearray(path.read_bytes())
+    start = data.index(b"tkhd") + 44
+    a, b, c, d = (round(value * 2**16) for value in matrix)
+    data[start : start + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 2**30)
+    path.write_bytes(data)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from cutslots.inference.video import VideoWriter, open_video
 from cutslots.models.checkpoints import load
 from cutslots.models.tracker import Tracker
 from cutslots.scenes import Scenes
-from tests.inference.conftest import FRAMES
+from tests.inference.conftest import FRAMES, with_display_matrix
 
 
 def test_files(source, tmp_path, capsys):
@@ -82,6 +82,20 @@ def test_truncated_video(tmp_path, clip, suffix):
         track("tiny-64", path, tmp_path / "out", "cpu")
     assert "\n" not in str(error.value) and not (tmp_path / "out" / "tracks.json").exists()
     assert not list((tmp_path / "out").glob("overlay.*")) if (tmp_path / "out").exists() else True
+
+
+def test_rotated_video(tmp_path, clip):
+    """A phone's video, rotated by its header, has the masks of the upright video."""
+    with_display_matrix(tmp_path / "phone.mp4", clip, (0, 1, -1, 0))
+    (tmp_path / "frames").mkdir()
+    with_display_matrix(tmp_path / "flat.mp4", clip, (1, 0, 0, 1))
+    for t, frame in enumerate(open_video(tmp_path / "flat.mp4").frames):
+        frame.rotate(-90, expand=True).save(tmp_path / "frames" / f"{t}.png")  # Pillow's angles are counterclockwise
+    track("tiny-64", tmp_path / "phone.mp4", tmp_path / "a", "cpu")
+    track("tiny-64", tmp_path / "frames", tmp_path / "b", "cpu")
+    for path in (tmp_path / "a" / "masks").iterdir():
+        mask = np.asarray(Image.open(path))
+        assert mask.shape == (64, 48) and (mask == np.asarray(Image.open(tmp_path / "b" / "masks" / path.name))).all()
 
 
 def test_without_pyav(tmp_path, clip, monkeypatch):
