@@ -195,7 +195,7 @@ def app(
     Args:
         checkpoints: Checkpoints to choose from besides those of the package: run folders or .safetensors files.
         host: Address to listen on; by default this machine only. With 0.0.0.0 everybody who can reach the machine may
-            choose among the listed checkpoints, but name no files.
+            choose among the listed checkpoints, but name no files. Requests to other host names are refused.
         port: Port to listen on; 0 takes any free port.
         device: cpu, cuda, cuda:1, mps; by default CUDA where available.
     """

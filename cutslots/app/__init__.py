@@ -8,13 +8,17 @@ Read the modules in this order:
     discovery_tab.py   first tab: the slots of a model in an image or video; select, hide, merge and download them
     cut_tab.py         second tab: the graph cut of one image from scribbles, relaxed and exact
     page.py            both tabs as one Gradio page
-    server.py          `serve`: the HTTP server and its security headers
+    sessions.py        whose state is stored
+    security.py        which requests are answered; the security headers
+    server.py          `serve`: the HTTP server
     static/            CSS, JavaScript and HTML templates that run in the browser
 
 Design choices:
 
-- Images are sent as data URLs. The server writes no files except uploads, and deletes those after minutes.
-- The state of a visitor is stored in a bounded number of Gradio sessions.
+- Images are sent as data URLs. The server writes no files except uploads, of a bounded size in all. It deletes them
+  when it has opened them, or after minutes.
+- The state of a visitor, with the frames of an upload, is stored in a bounded number of Gradio sessions.
+- Only requests to the server's own address and from its own page are answered.
 - A content security policy forbids the browser to contact other hosts.
 """
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import io
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from cutslots.app.events import on_event
 from cutslots.app.figures import boundaries, figure_html, image_url, static
-from cutslots.app.sources import UPLOAD_SUFFIXES, Source, open_source
+from cutslots.app.sources import UPLOAD_SUFFIXES, Source, open_upload
 from cutslots.programs import exact
 from cutslots.programs.graph import Graph, grid_edges
 from cutslots.programs.grid_cut import GridCut
@@ -254,7 +253,7 @@ class CutTab:
         return cuts_html(*from_canvas(value), *values)
 
     def show_upload(self, file: Any) -> dict[str, Any]:
-        return to_canvas(*image_to_cut(open_source(Path(file["path"]))))
+        return to_canvas(*image_to_cut(open_upload(file)))
 
     def show_example(self) -> dict[str, Any]:
         return to_canvas(*self.example)

@@ -30,7 +30,8 @@ from torch import Tensor
 from cutslots.app import sources
 from cutslots.app.events import EVENT_OPTIONS, on_event
 from cutslots.app.figures import boundaries, figure_html, image_url, static
-from cutslots.app.sources import Source, generate_scene, open_source
+from cutslots.app.security import MAX_UPLOAD
+from cutslots.app.sources import Source, generate_scene, open_upload
 from cutslots.inference.coco import add_annotations, new_coco
 from cutslots.inference.predict import mask_files
 from cutslots.inference.predictor import crop_output, draw_overlay, preprocess, upsample_labels
@@ -43,8 +44,6 @@ from cutslots.viz.images import to_uint8
 from cutslots.viz.palette import PALETTE
 
 MAX_MODELS = 2  # in memory; the least recently used one is dropped first
-
-MAX_UPLOAD = "20mb"
 
 UPLOAD_SECONDS = 1.0  # an uploaded video is tracked for this long; visitors ask for more frames with a slider
 
@@ -322,7 +321,7 @@ class DiscoveryTab:
             self.objects = gr.Slider(1, 10, 4, step=1, label="Objects", scale=2, min_width=180)
         self.next_scene = gr.Button("Generate another scene", variant="primary")
         kinds = "image, GIF or video" if sources.VIDEO_SUFFIXES else "image or GIF"
-        label = f"Or upload an {kinds}, up to {MAX_UPLOAD.upper()}"
+        label = f"Or upload an {kinds}, up to {MAX_UPLOAD // 2**20} MB"
         suffixes = list(sources.UPLOAD_SUFFIXES)
         self.upload = gr.File(label=label, file_types=suffixes, height=150, elem_id="upload")
         self.frames = gr.Slider(1, step=1, label="Frames to track", visible=False, elem_id="frames")
@@ -374,7 +373,7 @@ class DiscoveryTab:
         return self._update_all(discover(model, scene, masks))
 
     def show_upload(self, checkpoint: str, file: Any, masks: Any) -> list:
-        source = open_source(Path(file["path"]))
+        source = open_upload(file)
         view = discover(self.get_model(checkpoint), source, masks, sources.MAX_FRAMES, UPLOAD_SECONDS)
         return self._update_all(view)
 

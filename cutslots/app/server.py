@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
-import re
 import signal
 import socket
 import sys
@@ -15,28 +13,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cutslots.app.discovery_tab import MAX_UPLOAD, checkpoint_choices
+from cutslots.app.discovery_tab import checkpoint_choices
 from cutslots.app.events import import_gradio
 from cutslots.app.page import build_page
+from cutslots.app.security import MAX_UPLOAD, RequestGuard, is_loopback
+from cutslots.app.sessions import bound_sessions
 from cutslots.devices import resolve_device
 from cutslots.registry import load_plugins
 
-MAX_SESSIONS = 8  # visitors whose state is stored; the least recently used one is dropped first
-
-MAX_UPLOAD_AGE = 600  # seconds that an uploaded file stays on disk
+MAX_UPLOAD_AGE = 600  # seconds that an uploaded file which was not opened stays on disk
 
 SUBDUED = ("body_text_color_subdued", "block_info_text_color", "block_label_text_color")
 
 # Gradio's default gray has too little contrast to be readable.
 TEXT_COLORS = dict.fromkeys(SUBDUED, "*neutral_600") | {f"{name}_dark": "*neutral_300" for name in SUBDUED}
-
-SECURITY_HEADERS = [
-    (b"content-security-policy", b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; form-action 'self'"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-content-type-options", b"nosniff"),
-]
-
-EXTERNAL_URLS = rb"<meta\s[^>]*content=\"https?://[^>]*>|https?://(?:github\.com|raw\.githubusercontent\.com)/[^\"]*"
 
 
 def serve(
@@ -51,6 +41,7 @@ def serve(
     Args:
         checkpoints: Names or paths of checkpoints to offer besides the shipped ones.
         host: Address to listen on. If other machines can reach it, visitors may not enter paths of checkpoints.
+            Requests that name another host are refused.
         port: Port to listen on; 0 takes any free one.
         device: Device of the models, such as "cpu" or "cuda:1"; "auto" is CUDA where available.
         plugins: Python files or modules to import first, for checkpoints that use their parts.
@@ -63,7 +54,7 @@ def serve(
         os.environ |= {"GRADIO_TEMP_DIR": str(uploads), "MPLCONFIGDIR": folder}  # Gradio imports Matplotlib
         import_gradio()  # raises before a model is loaded
         page = build_page(checkpoint_choices(checkpoints), is_loopback(host), str(resolve_device(device)))
-        _launch(page, host, port)
+        _launch(page, host, port, uploads)
         try:
             print(f"cutslots: serving at {url(host, port)} (press Ctrl+C to stop)", flush=True)
             while True:
@@ -75,17 +66,17 @@ def serve(
             page.close(verbose=False)
 
 
-def _launch(page: Any, host: str, port: int) -> None:
+def _launch(page: Any, host: str, port: int, uploads: Path) -> None:
     """Start serving in a thread, with everything off that publishes the page or documents an API."""
     fonts = {"font": ("system-ui", "sans-serif"), "font_mono": ("ui-monospace", "monospace")}
     no_docs = {"docs_url": None, "redoc_url": None, "openapi_url": None}
+    guard = (RequestGuard, (), {"host": host, "port": port, "uploads": uploads})
     page.launch(
-        server_name=host,
+        server_name=f"[{host}]" if ":" in host else host,
         server_port=port,
         theme=import_gradio().themes.Default(primary_hue="blue", **fonts).set(**TEXT_COLORS),
         max_file_size=MAX_UPLOAD,
-        state_session_capacity=MAX_SESSIONS,
-        app_kwargs={"middleware": [(SecurityMiddleware, (), {})], **no_docs},
+        app_kwargs={"middleware": [guard], **no_docs},
         footer_links=[],
         quiet=True,
         prevent_thread_lock=True,
@@ -94,6 +85,7 @@ def _launch(page: Any, host: str, port: int) -> None:
         mcp_server=False,
         enable_monitoring=False,
     )
+    bound_sessions(page.app.state_holder)
 
 
 def url(host: str, port: int) -> str:
@@ -113,36 +105,9 @@ def free_port(host: str, port: int) -> int:
         raise ValueError(f"cannot listen on {host}:{port} ({error}); choose another --host or --port") from None
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach the host."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
-
-
 def remove_old_files(folder: Path, before: float) -> None:
     """Remove files and empty folders last modified before a time, in seconds since the epoch."""
     for path in sorted(folder.rglob("*"), reverse=True):
         with contextlib.suppress(OSError):  # a folder is not empty, or a file was removed meanwhile
             if path.stat().st_mtime < before:
                 path.rmdir() if path.is_dir() else path.unlink()
-
-
-class SecurityMiddleware:
-    """ASGI middleware that adds the security headers and removes the URLs of other hosts from the page.
-
-    Gradio writes those URLs into the page for sharing and for scripting it."""
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def secure_send(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *SECURITY_HEADERS]
-            elif message["type"] == "http.response.body" and scope["path"] == "/":  # one message holds the page
-                # Spaces keep the content length.
-                message["body"] = re.sub(EXTERNAL_URLS, lambda match: b" " * len(match[0]), message.get("body", b""))
-            await send(message)
-
-        await self.app(scope, receive, secure_send)

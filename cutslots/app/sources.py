@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -46,6 +47,21 @@ def generate_scene(family: str, seed: int, objects: int, image_size: tuple[int, 
     size = side * max(1, SCENE_SIZE // side)
     image = Scenes(family, "test", size, seed, count=1, num_objects=(objects, objects))[0].image
     return Source(f"{family}_{seed}_{objects}", [Image.fromarray(image.permute(1, 2, 0).numpy().copy())])
+
+
+def open_upload(file: Any) -> Source:
+    """Open the uploaded file that Gradio describes by `file`, and remove it from disk: the frames are in memory.
+
+    Raises ValueError for files outside of Gradio's folder of uploads."""
+    path, folder = Path(file["path"]), os.environ.get("GRADIO_TEMP_DIR")
+    if not folder or Path(folder).resolve() not in path.resolve().parents or not path.is_file():
+        raise ValueError(f"the server does not store {path.name}; upload it again")
+    try:
+        return open_source(path)
+    finally:
+        with contextlib.suppress(OSError):  # another visitor uploaded the same file, or the folder holds more
+            path.unlink()
+            path.parent.rmdir()
 
 
 def open_source(path: Path) -> Source:

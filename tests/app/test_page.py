@@ -50,7 +50,7 @@ def test_paths_of_remote_visitors_are_rejected(tmp_path):
 def test_upload_label_names_the_accepted_kinds(monkeypatch, suffixes, kinds):
     monkeypatch.setattr(sources, "VIDEO_SUFFIXES", suffixes)
     labels = [each["props"].get("label") for each in components(build_page([CHECKPOINT]))]
-    assert f"Or upload an {kinds}, up to 20MB" in labels
+    assert f"Or upload an {kinds}, up to 20 MB" in labels
 
 
 def test_first_checkpoint_is_loaded_before_the_page_is_built():

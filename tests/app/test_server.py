@@ -1,6 +1,5 @@
-"""The server without a browser: ports, security headers, uploads, plugins, and the command line in front of it."""
+"""The server without a browser: ports, uploads, plugins, and the command line in front of it."""
 
-import asyncio
 import os
 import socket
 import subprocess
@@ -34,48 +33,11 @@ def test_free_port_returns_a_port_or_names_the_problem():
         server.free_port("192.0.2.1", 0)  # reserved for documentation
 
 
-@pytest.mark.parametrize(
-    "host, expected", [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("box", False)]
-)
-def test_is_loopback(host, expected):
-    assert server.is_loopback(host) is expected
-
-
 def test_url_puts_ipv6_hosts_in_brackets():
     assert server.url("::1", 80) == "http://[::1]:80" and server.url("localhost", 80) == "http://localhost:80"
 
 
-# ------------------------------------------------------------------------------------------------------------- security
-
-
-def responses(inner, path="/"):
-    """The messages that a browser receives through the middleware."""
-    messages = []
-
-    async def send(message):
-        messages.append(message)
-
-    asyncio.run(server.SecurityMiddleware(inner)({"type": "http", "path": path}, None, send))
-    return messages
-
-
-def test_middleware_adds_headers_and_removes_urls_of_other_hosts():
-    page = b'<html><meta property="og:image" content="https://raw.githubusercontent.com/x.jpg"/><p>stays</p>'
-    page += b'<script>x = "https://github.com/a/b.pdf"</script>'
-
-    async def inner(scope, receive, send):
-        headers = [(b"content-type", b"text/html"), (b"Content-Length", str(len(page)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": page})
-
-    start, body = responses(inner)
-    assert body["body"].replace(b" ", b"") == b'<html><p>stays</p><script>x=""</script>'
-    headers = {name.lower(): value for name, value in start["headers"]}
-    assert headers[b"content-length"] == str(len(body["body"])).encode() and len(start["headers"]) == len(headers)
-    policy = headers[b"content-security-policy"]
-    assert b"http" not in policy and b"'self'" in policy
-    start, body = responses(inner, "/assets/index.js")
-    assert body["body"] == page and (b"content-security-policy", policy) in start["headers"]
+# -------------------------------------------------------------------------------------------------------------- uploads
 
 
 def test_old_uploads_are_removed(tmp_path):
