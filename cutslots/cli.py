@@ -117,7 +117,7 @@ def predict(
 
     Args:
         checkpoint: A run folder, a .safetensors file or the name of a checkpoint (`cutslots parts`).
-        images: An image or a folder of images, of any size and mode.
+        images: An image or a folder of images, of any mode, up to 178 megapixels.
         out: The folder to write to.
         device: cpu, cuda, cuda:1, mps; by default CUDA where available.
         masks: refined: the decoder's masks, refined with the image as evidence, similar slots merged. high-recall:

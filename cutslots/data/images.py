@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,15 @@ from PIL import Image, ImageOps, TiffImagePlugin
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
 # Pillow reads more. Some of its formats start other programs (EPS) or decompress without a bound (FITS).
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "PPM", "TIFF", "JPEG2000", "AVIF")
-MAX_PIXELS = 89_478_485  # Pillow's own bound, beyond which it warns of decompression bombs
+MAX_PIXELS = 178_956_970  # Pillow's own bound, beyond which it refuses decompression bombs; it warns from half of it
 MAX_SIDE = 1_000_000  # libpng's own bound; resizing takes memory for each row and column
 CHUNK = 2**20  # values that are converted to uint8 at once
+MAX_12_BITS = 2**12 - 1
 YCBCR = 6  # the value of TIFF's tag PhotometricInterpretation
+
+
+class ImageWarning(UserWarning):
+    """How an image is read was decided by a rule; the message says which."""
 
 
 def is_image(path: Path) -> bool:
@@ -43,7 +50,9 @@ def _has_extension(path: Path) -> bool:
 
 
 def read_image(file: Path) -> Image.Image:
-    """Read an image of any mode as upright RGB. 16 bits become 8; transparency is dropped."""
+    """Read an image of any mode as upright RGB. Transparency is dropped.
+
+    16-bit gray becomes 8-bit: 65535 is white, or 4095 if no value is above it, of which a warning tells."""
 
     def convert(image: Image.Image) -> Image.Image:
         image = _fix_ycbcr(image)
@@ -77,15 +86,32 @@ def _fix_ycbcr(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bits(values: np.ndarray) -> Image.Image:
-    """Return gray values of 16 bits, or floats in [0, 1] or [0, 255], as RGB of 8 bits."""
+    """Return gray values of 12 or 16 bits, or floats in [0, 1] or [0, 255], as RGB of 8 bits."""
     if not np.isfinite(values).all():
         raise ValueError("it holds values that are not finite")
-    top = 65535.0 if values.dtype.kind in "iu" else 1.0 if values.max(initial=0) <= 1 else 255.0
+    top = _integer_range(values) if values.dtype.kind in "iu" else 1.0 if values.max(initial=0) <= 1 else 255.0
     gray = np.empty(values.shape, dtype=np.uint8)
     for start in range(0, values.size, CHUNK):
         chunk = slice(start, start + CHUNK)
         gray.reshape(-1)[chunk] = (np.clip(values.reshape(-1)[chunk] / top, 0, 1) * 255).round()
     return Image.fromarray(gray).convert("RGB")
+
+
+def _integer_range(values: np.ndarray) -> float:
+    """Return the value that is white. Cameras write 12 bits into files of 16, which do not say so."""
+    largest = values.max(initial=0)
+    if 0 < largest <= MAX_12_BITS:
+        _warn_of_12_bits()
+    return float(MAX_12_BITS) if largest <= MAX_12_BITS else 65535.0
+
+
+@functools.cache  # once: a folder may hold many
+def _warn_of_12_bits() -> None:
+    warnings.warn(
+        "a 16-bit image without values above 4095 is read as 12-bit: 4095 is white; scale it if 65535 is white",
+        ImageWarning,
+        stacklevel=2,
+    )
 
 
 def read_mask(file: Path, size: tuple[int, int]) -> np.ndarray:

@@ -7,8 +7,8 @@
     OUT/NAME/reconstruction.png   the model's reconstruction
     OUT/request.json              what was asked for, and every NAME
 
-NAME is the file name of the image without its suffix; dots are written as underscores. Images may have any size; masks
-have the size of their image.
+NAME is the file name of the image without its suffix; dots are written as underscores. Images may have up to 178
+megapixels; masks have the size of their image.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from PIL import Image
 
 import cutslots
-from cutslots.data.images import list_images, read_image
+from cutslots.data.images import ImageWarning, list_images, read_image
 from cutslots.devices import resolve_device
 from cutslots.files import (
     Layout,
@@ -80,6 +80,7 @@ def predict(
         for file, name in bar.track(names.items(), description="images"):
             try:
                 with warnings.catch_warnings(action="ignore"):  # Pillow's: what matters is raised
+                    warnings.simplefilter("default", ImageWarning)
                     image = read_image(file)
             except ValueError as error:
                 failed += 1

@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
+from cutslots.data import images
 from cutslots.data.folder import Folder
 from cutslots.data.images import read_image
 from cutslots.data.open import open_dataset
@@ -283,6 +284,42 @@ def test_float_images(tmp_path):
     Image.fromarray(values).save(tmp_path / "a.tiff")
     with pytest.raises(ValueError, match=r"a.tiff cannot be read as an image: it holds values that are not finite"):
         read_image(tmp_path / "a.tiff")
+
+
+@pytest.mark.parametrize("suffix", ["png", "tiff"])
+def test_12_bits_in_16(tmp_path, suffix):
+    """Scaled by 4095, with one warning however many images there are."""
+    images._warn_of_12_bits.cache_clear()
+    values = np.round(GRAY / 255 * 4095).astype(np.uint16)
+    values[0, 0] = 4095
+    Image.fromarray(values).save(tmp_path / f"a.{suffix}")
+    with pytest.warns(
+        images.ImageWarning, match="a 16-bit image without values above 4095 is read as 12-bit"
+    ) as warned:
+        first, second = (np.asarray(read_image(tmp_path / f"a.{suffix}")) for _ in range(2))
+    expected = GRAY_RGB.copy()
+    expected[0, 0] = 255
+    assert len(warned) == 1 and np.array_equal(first, expected) and np.array_equal(second, expected)
+
+
+@pytest.mark.filterwarnings("error")
+def test_16_bits_are_scaled_by_65535(tmp_path):
+    Image.fromarray(np.array([[0, 4096, 65535]], dtype=np.uint16)).save(tmp_path / "a.png")
+    assert np.asarray(read_image(tmp_path / "a.png"))[0, :, 0].tolist() == [0, 16, 255]
+    images._warn_of_12_bits.cache_clear()
+    Image.fromarray(np.zeros((2, 2), dtype=np.uint16)).save(tmp_path / "a.png")  # black is black either way
+    assert not np.asarray(read_image(tmp_path / "a.png")).any()
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_number_of_pixels_is_bounded_by_pillow(tmp_path):
+    assert 2 * Image.MAX_IMAGE_PIXELS == images.MAX_PIXELS
+    Image.new("1", (10_000, 10_000)).save(tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as image:
+        images.check_image(image)  # beyond 89 megapixels; reads no pixels
+    Image.new("1", (20_000, 9_000)).save(tmp_path / "a.png")
+    with pytest.raises(ValueError, match=r"a.png cannot be read as an image: .* exceeds limit of 178956970 pixels"):
+        read_image(tmp_path / "a.png")
 
 
 def test_deep_images_are_converted_in_chunks(monkeypatch, tmp_path):

@@ -20,6 +20,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 import cutslots
+from cutslots.data.images import ImageWarning, _warn_of_12_bits
 from cutslots.evaluation.visualize import colorize
 from cutslots.inference.coco import encode_rle
 from cutslots.inference.predict import predict
@@ -315,3 +316,12 @@ def test_images_that_would_share_a_folder(checkpoint, tmp_path):
     with pytest.raises(ValueError, match=r"a\.b\.png, a_b\.png would all be written to"):
         predict(checkpoint, tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_12_bit_images_are_not_black_and_a_warning_says_so(tmp_path):
+    _warn_of_12_bits.cache_clear()
+    values = np.tile(np.linspace(0, 4095, 64).astype(np.uint16), (48, 1))
+    Image.fromarray(values).save(tmp_path / "camera.png")
+    with pytest.warns(ImageWarning, match="is read as 12-bit: 4095 is white"):
+        predict("tiny-64", tmp_path / "camera.png", tmp_path / "out", device="cpu")
+    assert np.asarray(Image.open(tmp_path / "out" / "camera" / "reconstruction.png")).mean() > 60
