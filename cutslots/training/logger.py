@@ -132,17 +132,18 @@ class RunLogger:
         return self.writes and time.monotonic() - self.saved_at > 60 * self.config.checkpoint_minutes
 
     def save(self, model: Discovery, optimizer: Any, state: dict[str, Any]) -> None:
-        """Save the checkpoint and the training state."""
+        """Save the training state and the checkpoint. The state is first: weights without one cannot be resumed."""
         self.check_finite(state["step"])
         if self.writes:
             inner = getattr(optimizer, "optimizer", optimizer)
-            save(model, self.folder)  # first: a run whose state says that it is finished is not resumed
             save_state(self.folder / "state.pt", model, inner, state)
+            save(model, self.folder)
         self.saved_at = time.monotonic()
 
     def finish(self, model: Discovery, data: Dataset) -> Path:
         """Write the report and return the run folder."""
         if self.writes:
+            save(model, self.folder)  # again, for a run that was killed between its last state and its weights
             shown = visualize_images(model, data, NUM_REPORTED, self.fabric)
             write_training_report(self.folder, self.config, len(data), shown, self.fabric)
             print(f"wrote {self.folder / 'model.safetensors'} and {self.folder / 'report.html'}")

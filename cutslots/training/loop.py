@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import signal
@@ -59,7 +60,9 @@ def train(config: TrainConfig) -> Path:
     rank: int = rank_zero_only.rank  # type: ignore[attr-defined]
     is_other = rank > 0 or int(os.environ.get("NODE_RANK", 0)) > 0
     values = config.to_dict() | {"version": cutslots.__version__}
-    with contextlib.nullcontext() if is_other else open_run(folder, values, config.overwrite):
+    is_finished = functools.partial(_is_finished, config)
+    opened = contextlib.nullcontext(False) if is_other else open_run(folder, values, config.overwrite, is_finished)
+    with opened as complete:
         fabric = make_fabric(config.accelerator, config.devices, config.num_nodes, config.precision)
         if is_other and fabric.global_rank == 0:
             given = f"devices is {config.devices} and num_nodes {config.num_nodes}"
@@ -68,27 +71,38 @@ def train(config: TrainConfig) -> Path:
             raise ValueError(
                 f"batch_size is {config.batch_size}; expected a multiple of the {fabric.world_size} processes"
             )
+        if fabric.broadcast(complete):
+            if fabric.global_rank == 0:
+                print(f"{folder} is complete; nothing is left to do")
+            return folder
         return _train(config, folder, fabric)
 
 
+def _is_finished(config: TrainConfig, step: int, seconds: float) -> bool:
+    """Return whether a run has done all its steps or used all its time."""
+    return step >= config.max_steps or (config.max_minutes is not None and seconds > 60 * config.max_minutes)
+
+
 def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
-    data, validation = training_data(config, fabric), validation_data(config, fabric)
     torch.manual_seed(config.seed)
     raw = _prepare_model(config, folder, fabric)
     optimizer = torch.optim.Adam(parameter_groups(raw), config.lr, fused=True)
     state = load_state(folder / "state.pt", raw, optimizer)
     _check_same_state(state, folder, fabric)
+    validation, log = validation_data(config, fabric), RunLogger(folder, config, fabric, state)
+    if _is_finished(config, **state):  # but was killed before it wrote its report
+        return log.finish(raw, validation)
+    data = training_data(config, fabric)
     compiled = cast(torch.nn.Module, torch.compile(raw)) if config.compile == "on" else raw
     model, optimizer = fabric.setup(compiled, optimizer)
     loss_function: Loss = LOSSES.build(config.loss)
 
-    log, stop = RunLogger(folder, config, fabric, state), Stop(config, fabric)
+    stop = Stop(config, fabric)
     scenes = curriculum(config, fabric, len(data), state["step"])
     loader = TrainLoader(data, config, fabric, state["step"], scenes)
-    finished, interrupted = True, False  # if there is nothing left to do
     started = time.monotonic() - state["seconds"]
     with log, stop, loader:
-        for step in range(state["step"], state["step"] if stop.is_over(state["seconds"]) else config.max_steps):
+        for step in range(state["step"], config.max_steps):
             lr = learning_rate(config, step)
             for group in optimizer.param_groups:
                 group["lr"] = lr * group["lr_scale"]
@@ -212,11 +226,8 @@ class Stop:
             raise KeyboardInterrupt
         self.signalled = True
 
-    def is_over(self, seconds: float) -> bool:
-        return self.config.max_minutes is not None and seconds > 60 * self.config.max_minutes
-
     def finished(self, step: int, seconds: float) -> bool:
-        return step == self.config.max_steps or self._any_process(step, self.is_over(seconds))
+        return step == self.config.max_steps or self._any_process(step, _is_finished(self.config, step, seconds))
 
     def interrupted(self, step: int, seconds: float) -> bool:
         return self._any_process(step, self.signalled)

@@ -101,22 +101,30 @@ def test_a_second_signal_ends_the_run_at_once():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_killed_between_weights_and_state(tmp_path, finished_run, monkeypatch):
-    saved = []
+def killed_before_the_weights(monkeypatch, folder, call, **changes):
+    """Train until the given call that writes weights, just after a state, and end there as SIGKILL does."""
+    calls = []
 
-    def killed_at_the_last_step(model, folder):
-        saved.append(save(model, folder))
-        if len(saved) == 48:
+    def save(model, folder):
+        calls.append(folder)
+        if len(calls) == call:
             raise InterruptedError
+        original(model, folder)
 
-    save = logger.save
-    monkeypatch.setattr(logger, "save", killed_at_the_last_step)
-    with pytest.raises(InterruptedError):
-        train(small(tmp_path / "run"))
-    assert state(tmp_path / "run")["step"] == 47
-    monkeypatch.setattr(logger, "save", save)
+    original = logger.save
+    with monkeypatch.context() as patch:
+        patch.setattr(logger, "save", save)
+        with pytest.raises(InterruptedError):
+            train(small(folder, **changes))
+
+
+@pytest.mark.parametrize("call", [1, 48])
+def test_killed_between_state_and_weights(tmp_path, finished_run, monkeypatch, call):
+    killed_before_the_weights(monkeypatch, tmp_path / "run", call)
+    assert state(tmp_path / "run")["step"] == call and not (tmp_path / "run" / "report.html").exists()
+    assert (tmp_path / "run" / "model.safetensors").exists() == (call > 1)
     train(small(tmp_path / "run"))
-    assert weights(tmp_path / "run") == weights(finished_run)
+    assert weights(tmp_path / "run") == weights(finished_run) and (tmp_path / "run" / "report.html").exists()
 
 
 def test_killed_while_the_folder_was_created(tmp_path):
@@ -150,10 +158,32 @@ def test_lines_after_the_state_are_dropped(run, finished_run):
     assert (run / "metrics.jsonl").read_bytes().startswith(before)
 
 
-def test_a_finished_run_stays_as_it_is(run):
-    before, metrics = weights(run), (run / "metrics.jsonl").read_bytes()
+def contents(folder):
+    return {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+def test_a_finished_run_stays_as_it_is(run, monkeypatch, capsys):
+    def render(*_):
+        raise AssertionError("data was rendered")
+
+    before = contents(run)
+    monkeypatch.setattr("cutslots.scenes.Scenes.get_batch", render)
+    capsys.readouterr()
+    assert train(small(run, max_steps=8)) == train(small(run, max_steps=3)) == run
+    assert contents(run) == before
+    assert capsys.readouterr().out == f"{run} is complete; nothing is left to do\n" * 2
+
+
+def test_a_finished_run_without_a_report_renders_validation_data_only(run, monkeypatch):
+    monkeypatch.setattr("cutslots.training.loop.training_data", None)
+    (run / "report.html").unlink()
     train(small(run, max_steps=8))
-    assert weights(run) == before and (run / "metrics.jsonl").read_bytes() == metrics
+    assert (run / "report.html").exists() and state(run)["step"] == 8
+
+
+def test_the_report_of_a_run_that_continues_is_not_left(run, monkeypatch):
+    killed_before_the_weights(monkeypatch, run, 4, max_steps=16)
+    assert not (run / "report.html").exists()
 
 
 def test_max_minutes_ends_a_run(tmp_path):
@@ -244,9 +274,30 @@ def test_a_damaged_state_is_one_sentence(run):
             train(small(run, max_steps=9))
         said = str(caught.value)
         assert said.startswith(f"{run / 'state.pt'} is not a training state of this model ("), name
-        assert said.endswith("; delete it to begin again"), name
+        assert said.endswith("); restore it, or pass --overwrite to begin again"), name
         assert (run / "state.pt").read_bytes() == content and len(line_kinds(run)) == 2, name
-    (run / "state.pt").unlink()
+    train(small(run, max_steps=2, overwrite=True))
+    assert state(run)["step"] == 2 and line_kinds(run) == [(2, "loss"), (2, "val")]
+
+
+@pytest.mark.parametrize("kept", ["model.safetensors", "report.html"])
+def test_trained_weights_without_a_state_are_refused(run, monkeypatch, kept):
+    for name in {"state.pt", "model.safetensors", "report.html"} - {kept}:
+        (run / name).unlink()
+    before = contents(run)
+    said = sentence(monkeypatch, train_command(run, max_steps=9))
+    assert said == (
+        f"cutslots: {run} holds {kept} of a trained run but no state.pt to resume from; restore state.pt, choose "
+        "another folder, or pass --overwrite to begin again"
+    )
+    assert contents(run) == before
+    train(small(run, max_steps=2, overwrite=True))
+    assert state(run)["step"] == 2
+
+
+def test_a_run_killed_before_its_first_state_begins_again(run):
+    for name in ("state.pt", "model.safetensors", "report.html"):
+        (run / name).unlink()
     train(small(run, max_steps=8))
     assert state(run)["step"] == 8 and line_kinds(run) == [(8, "loss"), (8, "val")]
 
@@ -265,7 +316,7 @@ class Code:
 def test_code_in_a_state_is_not_run(run, zipped):
     code = Code(run.parent / "executed")
     torch.save(code, run / "state.pt") if zipped else (run / "state.pt").write_bytes(pickle.dumps(code, 2))
-    with pytest.raises(ValueError, match=r"state\.pt is not a training state of this model \(.*\); delete it"):
+    with pytest.raises(ValueError, match=r"state\.pt is not a training state of this model \(.*\); restore it"):
         train(small(run, max_steps=9))
     assert not (run.parent / "executed").exists()
 
