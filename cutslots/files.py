@@ -185,9 +185,12 @@ def _plan(
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file; expected a folder to write to")
     own = {LOCK, layout.request, f"{layout.request}.part"}
-    names = sorted(child.name for child in path.iterdir() if child.name not in own) if path.is_dir() else []
-    previous = read_json(path / layout.request)
+    # Listed before the request is read: another process may write it at any time, and its other files only after it.
+    found = {child.name for child in path.iterdir()} if path.is_dir() else set()
+    names, previous = sorted(found - own), read_json(path / layout.request)
     if previous is None or previous.get("command") != request.get("command"):
+        if layout.request in found:
+            raise ValueError(f"{path / layout.request} is not the request of a {layout.kind}; choose another folder")
         _check_foreign(path, layout, names, overwrite)
         return "start", {}
     replacing = previous.pop(REPLACING, None)
@@ -212,8 +215,6 @@ def _check_foreign(path: Path, layout: Layout, names: list[str], overwrite: bool
     With `overwrite`, files of other names may be there: they stay."""
     _check_exclusive(path, layout, names)
     taken = [name for name in names if name.removesuffix(".part") in layout.owned]
-    if (path / layout.request).exists():
-        raise ValueError(f"{path / layout.request} is not the request of a {layout.kind}; choose another folder")
     if overwrite and taken:
         raise ValueError(f"{path} holds {taken[0]} but no {layout.request} of a {layout.kind}; choose another folder")
     if names and not overwrite:

@@ -430,6 +430,7 @@ def run_all(runs: dict[str, Run], options: Options) -> bool:
             process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
+            process.wait()  # its locks end with it
     return not (waiting or running or failed)
 
 

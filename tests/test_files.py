@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cutslots import files
 from cutslots.files import LOCK, Layout, differences, locked, output_folder, read_json, read_lines, write_atomically
 
 LAYOUT = Layout("drawing", ("a.txt", "b", "done"), marker="done", may_change=("speed",))
@@ -214,6 +215,25 @@ def test_wait_for_a_folder_in_use(out):
         assert waiting.is_alive() and (out / "done").exists()
     waiting.join(10)
     assert not waiting.is_alive() and not (out / "done").exists()
+
+
+def test_two_processes_claim_a_new_folder_at_once(out, monkeypatch):
+    """The second looks for a request just before the first writes it."""
+
+    def read_and_lose_the_race(path):
+        found = read_json(path)
+        if not others:
+            others.append(draw_in_between())
+        return found
+
+    def draw_in_between():
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "read_json", read_json)
+            return draw(out)
+
+    others = []
+    monkeypatch.setattr(files, "read_json", read_and_lose_the_race)
+    assert draw(out, is_complete=lambda: (out / "done").exists()) is True and others == [False]
 
 
 @pytest.mark.parametrize("at", range(3))
