@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import inspect
 import os
 import sys
-import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -54,10 +54,7 @@ def make_fabric(accelerator: str = "auto", devices: int = 1, num_nodes: int = 1,
         raise ValueError(f"devices is {devices} and num_nodes {num_nodes}; expected at least 1 of each")
     accelerator, precision = resolve_accelerator(accelerator, precision)
     distributed = devices * num_nodes > 1 or int(os.environ.get("WORLD_SIZE", 1)) > 1
-    # Buffers need no broadcast: they are constants (cosines, grids) or statistics that SyncBatchNorm keeps equal, and
-    # processes evaluate at their own pace.
-    strategy = DDPStrategy(broadcast_buffers=False) if distributed else "auto"
-    warnings.filterwarnings("ignore", message=".*broadcast_buffers")  # newer versions of torch rename the argument
+    strategy = DDPStrategy(**_without_buffer_broadcast()) if distributed else "auto"
     fabric = Fabric(
         accelerator=accelerator,
         devices=devices,
@@ -71,6 +68,16 @@ def make_fabric(accelerator: str = "auto", devices: int = 1, num_nodes: int = 1,
         torch.set_float32_matmul_precision("high")
     fabric.launch()
     return fabric
+
+
+def _without_buffer_broadcast() -> dict[str, Any]:
+    """Return the argument of DistributedDataParallel that leaves buffers alone in forward; torch 2.13 renames it.
+
+    Buffers are constants (cosines, grids) or statistics that SyncBatchNorm keeps equal, and processes evaluate at their
+    own pace.
+    """
+    known = inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
 
 
 def keep_memory() -> None:

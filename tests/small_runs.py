@@ -115,14 +115,17 @@ class Command:
         return self.log.read_text()
 
 
-def two(words: list[str], folder: Path) -> list[Command]:
-    """Start the command as two processes, as torchrun starts them."""
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return int(free.getsockname()[1])
+
+
+def two(words: list[str], folder: Path) -> list[Command]:
+    """Start the command as two processes, as torchrun starts them."""
     common = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
         "GROUP_RANK": "0",

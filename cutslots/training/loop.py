@@ -14,6 +14,7 @@ import math
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -71,11 +72,27 @@ def train(config: TrainConfig) -> Path:
             raise ValueError(
                 f"batch_size is {config.batch_size}; expected a multiple of the {fabric.world_size} processes"
             )
-        if fabric.broadcast(complete):
-            if fabric.global_rank == 0:
-                print(f"{folder} is complete; nothing is left to do")
-            return folder
-        return _train(config, folder, fabric)
+        with _lost_processes(folder, fabric):
+            if not fabric.broadcast(complete):
+                return _train(config, folder, fabric)
+        if fabric.global_rank == 0:
+            print(f"{folder} is complete; nothing is left to do")
+        return folder
+
+
+@contextlib.contextmanager
+def _lost_processes(folder: Path, fabric: Fabric) -> Iterator[None]:
+    """Re-raise the error of a process that waits for another one, which was killed, as a sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        is_lost = isinstance(error, torch.distributed.DistError) or "gloo" in str(error)  # gloo's have no type
+        if fabric.world_size == 1 or not is_lost:
+            raise
+        raise ConnectionError(
+            f"process {fabric.global_rank} of {fabric.world_size} lost the others, which ended or cannot be reached; "
+            f"run the same command again, on every node, to resume from {folder}"
+        ) from None
 
 
 def _is_finished(config: TrainConfig, step: int, seconds: float) -> bool:
@@ -158,9 +175,14 @@ def parameter_groups(model: Discovery) -> list[dict[str, Any]]:
 
 
 def _check_same_state(state: dict[str, Any], folder: Path, fabric: Fabric) -> None:
-    steps = torch.as_tensor(fabric.all_gather(torch.tensor(state["step"]))).flatten()
-    if len({int(step) for step in steps}) > 1:
+    if _any_process(fabric, state["step"] != fabric.broadcast(state["step"])):
         raise ValueError(f"processes found different states in {folder}; expected a file system that all nodes share")
+
+
+def _any_process(fabric: Fabric, condition: bool) -> bool:
+    """Return whether the condition holds in any process. All processes have to ask."""
+    count = fabric.all_reduce(torch.tensor(float(condition), device=fabric.device), reduce_op="sum")
+    return bool(torch.as_tensor(count) > 0)
 
 
 def resolve(config: TrainConfig) -> TrainConfig:
@@ -238,5 +260,4 @@ class Stop:
             return condition
         if step % LOG_EVERY:
             return False
-        count = self.fabric.all_reduce(torch.tensor(float(condition), device=self.fabric.device), reduce_op="sum")
-        return bool(torch.as_tensor(count) > 0)
+        return _any_process(self.fabric, condition)

@@ -2,9 +2,12 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +16,21 @@ from cutslots.models.checkpoints import load
 from cutslots.models.discovery import build
 from cutslots.training import loop
 from cutslots.training.loop import train
-from tests.small_runs import Command, line_kinds, lines, sentence, small, state, train_command, two
+from tests.small_runs import (
+    FORKED,
+    Command,
+    free_port,
+    line_kinds,
+    lines,
+    sentence,
+    small,
+    state,
+    train_command,
+    two,
+    weights,
+)
+
+STRICT = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::DeprecationWarning,error::FutureWarning"}
 
 
 def flat(model):
@@ -23,7 +40,7 @@ def flat(model):
 def test_two_processes_learn_what_one_learns(tmp_path):
     one, both = train(small(tmp_path / "one", max_steps=20)), tmp_path / "two"
     command = [sys.executable, "-m", "cutslots", *train_command(both, max_steps=20, devices=2)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | STRICT)
     assert done.returncode == 0, done.stderr
     assert line_kinds(one) == line_kinds(both)
     for a, b in zip(lines(one), lines(both), strict=True):
@@ -50,6 +67,69 @@ def test_two_processes_stop_at_a_loss_that_is_not_finite(tmp_path):
     statuses = [command.end() for command in commands]
     said = "".join(command.said() for command in commands)
     assert 0 not in statuses and re.search(r"the .* is (nan|inf) at step \d+; ", said) and "Traceback" not in said
+
+
+# ------------------------------------------------------------------------------------------------------------ two nodes
+
+
+def torchrun(words, log):
+    """torchrun itself, in a process that has torch already."""
+    os.environ.update(STRICT)
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    from torch.distributed import run
+
+    run.main(words)
+
+
+def two_nodes(words, folder):
+    """Start the command by torchrun on two nodes of one process each. Its output is in folder/NODE/."""
+    port, agents = str(free_port()), []
+    for node in ("0", "1"):
+        logs = folder / node
+        logs.mkdir(parents=True)
+        nodes = ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", node]
+        nodes += ["--master-addr", "127.0.0.1", "--master-port", port, "--log-dir", str(logs), "--redirects", "3"]
+        arguments = ([*nodes, "-m", "cutslots", *words], folder / f"torchrun{node}.log")
+        agents.append(FORKED.Process(target=torchrun, args=arguments))
+        agents[-1].start()
+    return agents
+
+
+def end(agents):
+    """Return the exit statuses. Agents that do not end are killed."""
+    for agent in agents:
+        agent.join(120)
+        agent.kill()
+        agent.join()
+    return [agent.exitcode for agent in agents]
+
+
+def logged(folder):
+    return "".join(path.read_text() for path in sorted(folder.rglob("*.log")))
+
+
+def test_two_nodes_of_which_one_is_killed_resume_to_the_same_weights(tmp_path):
+    """In the end the weights have the bytes of a run of two processes that was left alone."""
+    folder, options = tmp_path / "run", {"num_nodes": 2, "eval_every": 10**6, "num_eval_images": 2}
+    agents = two_nodes(train_command(folder, max_steps=10**6, **options), tmp_path / "killed")
+    while not (folder / "model.safetensors").exists() and all(agent.is_alive() for agent in agents):
+        time.sleep(0.01)
+    (worker,) = Path(f"/proc/{agents[1].pid}/task/{agents[1].pid}/children").read_text().split()
+    os.kill(int(worker), signal.SIGKILL)
+    assert 0 not in end(agents)
+    said = logged(tmp_path / "killed" / "0")
+    lost = "cutslots: process 0 of 2 lost the others, which ended or cannot be reached; run the same command again, "
+    assert f"{lost}on every node, to resume from {folder}\n" in said and "Traceback" not in said, said
+
+    steps = state(folder)["step"] + 4
+    alone = two(train_command(tmp_path / "alone", max_steps=steps, **options), tmp_path)
+    assert end(two_nodes(train_command(folder, max_steps=steps, **options), tmp_path / "resumed")) == [0, 0]
+    said = logged(tmp_path / "resumed")
+    assert f"resuming after step {steps - 4}" in said and not re.search("warning", said, re.IGNORECASE), said
+    assert [command.end() for command in alone] == [0, 0], alone[0].said()
+    assert weights(folder) == weights(tmp_path / "alone") and line_kinds(folder) == line_kinds(tmp_path / "alone")
 
 
 def test_the_second_node_does_not_touch_the_folder(tmp_path, monkeypatch):
