@@ -12,6 +12,7 @@ import os
 import platform
 import shlex
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,7 +20,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 import cutslots
-from cutslots.files import escape_unprintable
+from cutslots.files import Notice, escape_unprintable
 from cutslots.models.associations import Association
 from cutslots.models.mask_kinds import MaskKind
 
@@ -42,6 +43,9 @@ Plugins = Annotated[
     tyro.conf.UseAppendAction[tuple[str, ...]],
     tyro.conf.arg(name="plugin", help="Python file or module that registers parts; may be repeated."),
 ]
+
+
+_default_format = warnings.formatwarning
 
 
 def train(preset: tyro.conf.Positional[str]) -> None:
@@ -334,6 +338,7 @@ def main() -> None:
         return
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name may hold bytes that are not text
+    warnings.formatwarning = _format_warning
     try:
         _dispatch(words)
     except OSError as error:
@@ -344,6 +349,15 @@ def main() -> None:
     except KeyboardInterrupt:
         print("cutslots: interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return a notice as one line, other warnings as Python shows them."""
+    if issubclass(category, Notice):
+        return f"cutslots: {escape_unprintable(message)}\n"
+    return _default_format(message, category, filename, lineno, line)
 
 
 def _dispatch(words: list[str]) -> None:

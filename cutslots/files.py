@@ -28,6 +28,10 @@ LOCK = ".lock"
 REPLACING = "replacing"  # key of a request file: the request whose output replaces this one
 
 
+class Notice(UserWarning):
+    """Something that a user should know. Commands print its text alone, once."""
+
+
 def progress(quiet: bool = False, *columns: str) -> Progress:
     """Return a progress bar with the count and the time left; `columns` are further columns in rich's format."""
     bar, done, left = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()

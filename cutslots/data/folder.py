@@ -1,7 +1,8 @@
-"""A folder of images as a dataset: images/NAME.png|jpg|webp and, for evaluation, masks/NAME.png.
+"""A folder of images as a dataset: images/NAME.png and, for evaluation, masks/NAME.png.
 
-A mask is a palette or grayscale PNG of the same size as its image. The value of a pixel is its object, 0 the
-background. Images are resized bilinearly, masks to the nearest pixel.
+Images may be of any type in `EXTENSIONS` and in subfolders; the mask of images/a/b.jpg is masks/a/b.png. A mask is a
+palette or grayscale PNG of the same size as its image. The value of a pixel is its object, 0 the background. Images are
+resized bilinearly, masks to the nearest pixel.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from cutslots.data.images import EXTENSIONS, is_image, list_images, read_image, read_mask
+from cutslots.data.images import EXTENSIONS, is_image, list_images, read_image, read_mask, shared_stems
 from cutslots.data.registry import DATASETS, DatasetConfig, check_split
 from cutslots.dataset import Dataset, EmptySplit, ImageSize, Indices, Sample, check_image_size, check_indices
 from cutslots.scenes.sample import SPLITS
@@ -58,14 +59,18 @@ class Folder(Dataset):
         self.path = Path(path) / split if own_splits else Path(path)
         files = self._list_files(split in own_splits or not own_splits)
         self.files = (files if own_splits else split_files(files, split))[:count]
-        self.has_masks = (self.path / "masks").is_dir() and any(map(is_image, (self.path / "masks").iterdir()))
+        self.has_masks = any(map(is_image, (self.path / "masks").rglob("*")))
+        self.shared = shared_stems(files)
+        for same in self.shared.values() if self.has_masks else ():
+            names = " and ".join(file.name for file in same)
+            raise ValueError(f"{same[0].parent} holds {names}, which would share a mask; expected one of each name")
 
     def _list_files(self, split_exists: bool) -> list[Path]:
         images = self.path / "images"
         if not images.is_dir():
             error = ValueError if split_exists else EmptySplit
             raise error(f"{self.path} holds no folder images/; expected images/NAME.png and, for masks, masks/NAME.png")
-        files = list_images(images)
+        files = list_images(images, recursive=True)
         if not files:
             raise ValueError(f"{images} holds no images ({', '.join(EXTENSIONS)})")
         return files
@@ -74,7 +79,8 @@ class Folder(Dataset):
         return len(self.files)
 
     def name(self, index: int) -> str:
-        return self.files[index].stem
+        path = self.files[index].relative_to(self.path / "images")
+        return (path if self.files[index].with_suffix("") in self.shared else path.with_suffix("")).as_posix()
 
     def without_masks(self) -> Folder:
         data = copy.copy(self)
@@ -97,7 +103,8 @@ class Folder(Dataset):
         pixels = np.asarray(resize_image(image, self.image_size, self.resize, Image.Resampling.BILINEAR))
         if not self.has_masks:
             return pixels, np.zeros(self.image_size, dtype=np.uint8)
-        mask = Image.fromarray(read_mask(self.path / "masks" / f"{file.stem}.png", image.size))
+        name = file.relative_to(self.path / "images").with_suffix(".png")
+        mask = Image.fromarray(read_mask(self.path / "masks" / name, image.size))
         return pixels, np.asarray(resize_image(mask, self.image_size, self.resize, Image.Resampling.NEAREST))
 
 

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, TiffImagePlugin
 
-EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
+from cutslots.files import Notice
+
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".jp2", ".avif", ".ppm", ".pgm")
 # Pillow reads more. Some of its formats start other programs (EPS) or decompress without a bound (FITS).
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "PPM", "TIFF", "JPEG2000", "AVIF")
 MAX_PIXELS = 178_956_970  # Pillow's own bound, beyond which it refuses decompression bombs; it warns from half of it
 MAX_SIDE = 1_000_000  # libpng's own bound; resizing takes memory for each row and column
+MAX_NAMED = 5  # names in a message
 CHUNK = 2**20  # values that are converted to uint8 at once
 MAX_12_BITS = 2**12 - 1
 YCBCR = 6  # the value of TIFF's tag PhotometricInterpretation
@@ -30,19 +33,42 @@ def is_image(path: Path) -> bool:
     return _has_extension(path) and path.is_file()
 
 
-def list_images(folder: Path, by_name: bool = False) -> list[Path]:
-    """Return the images of a folder in the order of names.
+def list_images(folder: Path, by_name: bool = False, recursive: bool = False) -> list[Path]:
+    """Return the images of a folder in the order of names, with those of its subfolders if `recursive`.
 
-    `by_name` also lists what has the name of an image but is no file. Two images with the same stem are an error: they
-    would share a mask.
+    `by_name` also lists what has the name of an image but is no file. A `Notice` says what else the folder holds;
+    hidden files and folders are not counted.
     """
-    files = sorted(path for path in folder.iterdir() if _has_extension(path) and (by_name or path.is_file()))
-    stems: dict[str, Path] = {}
-    for file in files:
-        if file.stem in stems:
-            raise ValueError(f"{folder} holds both {stems[file.stem].name} and {file.name}; expected one of each name")
-        stems[file.stem] = file
+    children = sorted(folder.rglob("*") if recursive else folder.iterdir())
+    found = [path for path in children if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    files = [path for path in found if _has_extension(path) and (by_name or path.is_file())]
+    others = [path for path in found if not _has_extension(path) and not (recursive and path.is_dir())]
+    if files and others:
+        warnings.warn(_skipped(folder, others), Notice, stacklevel=2)
     return files
+
+
+def _skipped(folder: Path, others: list[Path]) -> str:
+    folders = [path.name for path in others if path.is_dir()]
+    kinds = sorted({path.suffix.lower() or path.name for path in others if not path.is_dir()})
+    parts = []
+    if kinds:
+        parts.append(f"{len(others) - len(folders)} files that are not images ({_shorten(kinds)})")
+    if folders:
+        parts.append(f"{len(folders)} subfolders ({_shorten(folders)})")
+    return f"{folder}: skipped {' and '.join(parts)}"
+
+
+def _shorten(names: list[str]) -> str:
+    return ", ".join(names if len(names) <= MAX_NAMED else [*names[:MAX_NAMED], "..."])
+
+
+def shared_stems(files: list[Path]) -> dict[Path, list[Path]]:
+    """Return the files that differ in their extension only, by their path without it."""
+    stems: dict[Path, list[Path]] = {}
+    for file in files:
+        stems.setdefault(file.with_suffix(""), []).append(file)
+    return {stem: same for stem, same in stems.items() if len(same) > 1}
 
 
 def _has_extension(path: Path) -> bool:

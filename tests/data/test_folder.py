@@ -1,14 +1,18 @@
 import shutil
+import subprocess
+import sys
+import warnings
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, features
 
 from cutslots.data import images
 from cutslots.data.folder import Folder
-from cutslots.data.images import read_image
+from cutslots.data.images import EXTENSIONS, FORMATS, list_images, read_image
 from cutslots.data.open import open_dataset
+from cutslots.files import Notice
 
 SIDE = 8
 RNG = np.random.default_rng(0)
@@ -53,6 +57,33 @@ def test_reads_every_extension(folder, extension, options, tolerance):
     assert image.shape == (3, SIDE, SIDE) and image.dtype == mask.dtype == torch.uint8
     assert np.abs(image.permute(1, 2, 0).numpy().astype(int) - smooth).max() <= tolerance
     assert mask.shape == (SIDE, SIDE) and not mask.any(), "without masks/ all is background"
+
+
+OTHER_FORMATS = {
+    "bmp": {},
+    "gif": {},
+    "tif": {},
+    "tiff": {"compression": "tiff_lzw"},
+    "ppm": {},
+    "jp2": {"irreversible": False},
+}
+OTHER_FORMATS |= {"avif": {"quality": 100, "subsampling": "4:4:4"}} if features.check("avif") else {}
+
+
+@pytest.mark.parametrize("extension", OTHER_FORMATS)
+def test_reads_other_formats(folder, extension):
+    colors = np.repeat(np.uint8([[[250, 0, 0], [0, 0, 250]]]), 4, 0).repeat(4, 1)
+    make_image(colors).save(folder / "images" / f"a.{extension}", **OTHER_FORMATS[extension])
+    data = Folder(folder, image_size=SIDE)
+    assert data.name(0) == "a"
+    expected = np.asarray(make_image(colors).resize((SIDE, SIDE), Image.Resampling.BILINEAR)).astype(int)
+    assert np.abs(data[0].image.permute(1, 2, 0).numpy() - expected).max() <= (3 if extension == "avif" else 0)
+
+
+def test_every_format_has_an_extension():
+    registered = Image.registered_extensions()
+    assert {registered[extension] for extension in EXTENSIONS if extension in registered} <= set(FORMATS)
+    assert {registered.get(extension) for extension in EXTENSIONS} | {"MPO"} >= set(FORMATS) - {"AVIF"}
 
 
 @pytest.mark.parametrize("mode", ["P", "L"])
@@ -164,11 +195,52 @@ def test_batch_has_the_order_of_the_indices(folder):
         data.get_batch([12])
 
 
-def test_other_files_are_ignored(folder):
+def test_other_files_are_skipped_with_a_notice(folder):
     write_numbered(folder, 2)
-    for name in (".hidden.png", "notes.txt", "video.gif"):
+    for name in (".hidden.png", ".DS_Store"):
         (folder / "images" / name).write_text("nothing")
-    assert len(Folder(folder)) == 2
+    with warnings.catch_warnings(action="error"):
+        assert len(Folder(folder)) == 2
+    for name in ("notes.txt", "b.txt", "photo.HEIC", "README"):
+        (folder / "images" / name).write_text("nothing")
+    (folder / "images" / "empty").mkdir()
+    with pytest.warns(Notice) as caught:
+        assert len(Folder(folder)) == 2
+    skipped = "skipped 4 files that are not images (.heic, .txt, README)"
+    assert str(caught[0].message) == f"{folder / 'images'}: {skipped}"
+
+
+def test_list_images_of_one_folder_names_its_subfolders(folder):
+    write_numbered(folder, 1)
+    for name in "fedcba":
+        (folder / "images" / name).mkdir()
+    with pytest.warns(Notice) as caught:
+        assert [path.name for path in list_images(folder / "images")] == ["000.png"]
+    assert str(caught[0].message) == f"{folder / 'images'}: skipped 6 subfolders (a, b, c, d, e, ...)"
+
+
+def test_notices_of_commands_are_one_line(folder, tmp_path):
+    write_numbered(folder, 2)
+    (folder / "images" / "two\nlines.txt").write_text("")
+    command = [sys.executable, "-m", "cutslots", "inspect", str(folder), "--out", str(tmp_path / "sheet.png")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stderr == f"cutslots: {folder / 'images'}: skipped 1 files that are not images (.txt)\n"
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_images_in_subfolders(folder, masks):
+    for i, name in enumerate(["b.png", "one/a.png", "one/b.jpg", "two/deep/b.png", ".trash/c.png"]):
+        (folder / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (2, 2), (10 * i, 10 * i, 10 * i)).save(folder / "images" / name)
+        mask = (folder / "masks" / name).with_suffix(".png")
+        mask.parent.mkdir(parents=True, exist_ok=True)
+        if masks:
+            Image.new("L", (2, 2), i).save(mask)
+    data = Folder(folder, image_size=4)
+    assert [data.name(i) for i in range(len(data))] == ["b", "one/a", "one/b", "two/deep/b"]
+    assert gray_values(data) == [0, 10, 20, 30] and data.has_masks == masks
+    assert data.get_batch(range(4)).mask[:, 0, 0].tolist() == ([0, 1, 2, 3] if masks else [0] * 4)
 
 
 def read_first(folder):
@@ -197,10 +269,15 @@ def test_mask_of_another_mode_is_refused(folder, mode):
         read_first(folder)
 
 
-def test_two_images_of_one_name_are_refused(folder):
-    make_image().save(folder / "images" / "a.png")
-    make_image().save(folder / "images" / "a.jpg")
-    with pytest.raises(ValueError, match=r"holds both a.jpg and a.png; expected one of each name"):
+def test_two_images_of_one_name(folder):
+    for name in ("a.png", "a.jpg", "b.png"):
+        make_image().save(folder / "images" / name)
+    data = Folder(folder)
+    assert [data.name(i) for i in range(3)] == ["a.jpg", "a.png", "b"]
+    add_mask(folder, Image.new("L", (SIDE, SIDE)))
+    with pytest.raises(
+        ValueError, match=r"images holds a.jpg and a.png, which would share a mask; expected one of each"
+    ):
         Folder(folder)
 
 
@@ -227,7 +304,7 @@ def test_error_names_the_damaged_mask(folder, damage):
 
 
 def test_folder_without_images_is_refused(folder):
-    with pytest.raises(ValueError, match=r"images holds no images \(.png, .jpg, .jpeg, .webp\)"):
+    with pytest.raises(ValueError, match=r"images holds no images \(.png, .jpg, .jpeg, .webp, .bmp, "):
         Folder(folder)
     (folder / "images").rmdir()
     with pytest.raises(ValueError, match=r"holds no folder images/; expected images/NAME.png"):
