@@ -271,8 +271,6 @@ def prepare(
     manifest = read_manifest(out)
     splits = ", ".join(f"{name} {b - a:,}" for name, (a, b) in manifest["splits"].items())
     print(f"wrote {manifest['rows']:,} rows to {out} ({splits}); use it as --data {dataset}:{out}")
-    if manifest["published"] not in (None, manifest["rows"]):
-        print(f"the source holds {manifest['rows']:,} of the published {manifest['published']:,}; splits are of these")
 
 
 def inspect(

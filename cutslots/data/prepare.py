@@ -17,6 +17,7 @@ import itertools
 import os
 import shutil
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,7 +30,7 @@ import numpy as np
 import cutslots
 from cutslots.data.published import PUBLISHED
 from cutslots.data.source import Row, Source, SourceRecord
-from cutslots.files import Layout, errors_name_path, output_folder, progress, read_json, remove, write_json
+from cutslots.files import Layout, Notice, errors_name_path, output_folder, progress, read_json, remove, write_json
 
 FORMAT = 2  # version of the cache; increased whenever the same source would give other bytes
 SAVE_EVERY = 2.0  # seconds between updates of progress.json
@@ -84,7 +85,21 @@ def prepare(
         _check_disk_space(out, opened, size, kind.frames)
         rows = _fill(out, opened, request, done, workers or os.cpu_count() or 1, quiet)
         _finish(out, opened, request, rows, quiet)
-        return True
+    if kind.count is not None and rows != kind.count:
+        warnings.warn(_describe_partial(out, rows, kind.count, opened), Notice, stacklevel=2)
+    return True
+
+
+def _describe_partial(out: Path, rows: int, published: int, source: Source) -> str:
+    """Return which rows of which split a source holds that is not complete."""
+    splits = []
+    expected = source.splits(published)
+    for name, (start, end) in source.splits(rows).items():
+        first, last = expected[name] if start == end else (start, end)
+        where = f" (rows {first:,}-{last - 1:,})" if first < last else ""
+        held, size = end - start, expected[name][1] - expected[name][0]
+        splits.append(f"{name} {f'{held:,}' if held else 'none'} of {size:,}{where}")
+    return f"{out}: the source holds {rows:,} of the published {published:,} rows: {', '.join(splits)}"
 
 
 def _fingerprint(source: Source) -> str:

@@ -86,13 +86,25 @@ class Prepared(VideoDataset):
         """Return the rows of the split with so many objects, the first `count` of them."""
         low, high = bounds
         rows = np.arange(*self.manifest["splits"][self.split])
+        if len(rows) == 0 and count != 0:
+            raise EmptySplit(self._describe_empty())
         rows = rows[(self.num_objects[rows] >= low) & (self.num_objects[rows] <= high)]
         if len(rows) == 0 and count != 0:
-            sizes = ", ".join(f"{name} {end - start:,}" for name, (start, end) in self.manifest["splits"].items())
-            raise EmptySplit(
-                f"{self.folder} has nothing for {self.split} with {low} to {high} objects (it has {sizes})"
-            )
+            wanted = f"{self.split} with {low} to {high} objects"
+            raise EmptySplit(f"{self.folder} has nothing for {wanted} ({self._sizes()})")
         return rows[:count]
+
+    def _describe_empty(self) -> str:
+        rows, published = self.manifest["rows"], self.manifest.get("published")
+        text = f"{self.folder} has no rows for {self.split} ({self._sizes()})"
+        if published in (None, rows):
+            return text
+        return f"{text}: its source held {rows:,} of the published {published:,}"
+
+    def _sizes(self) -> str:
+        return "it has " + ", ".join(
+            f"{name} {end - start:,}" for name, (start, end) in self.manifest["splits"].items()
+        )
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -12,6 +12,7 @@ from cutslots.data import prepared
 from cutslots.data.open import open_dataset
 from cutslots.data.prepare import prepare
 from cutslots.data.published import PUBLISHED
+from cutslots.files import Notice
 from tests.data.prepare_helpers import (
     ARRAYS,
     CLEVR,
@@ -311,13 +312,28 @@ def words(source, out, *more):
     return ["prepare", "clevrtex", "--source", str(source), "--out", str(out), "--size", str(SIZE), *more]
 
 
+def test_part_of_clevr_says_which_rows_of_which_split_there_are(tmp_path):
+    out = tmp_path / "out"
+    with pytest.warns(Notice) as caught:
+        prepare("clevr", write_clevr(tmp_path / "source", [3, 4, 5]), out, SIZE, quiet=True)
+    splits = "test 3 of 15,000 (rows 0-2), val none of 15,000 (rows 15,000-29,999), train none of 70,000 "
+    expected = f"{out}: the source holds 3 of the published 100,000 rows: {splits}(rows 30,000-99,999)"
+    assert [str(warning.message) for warning in caught] == [expected]
+    sizes = "it has test 3, val 0, train 0"
+    held = re.escape(f"{out} has no rows for train ({sizes}): its source held 3 of the published 100,000")
+    with pytest.raises(ValueError, match=f"^{held}$"):
+        open_dataset(f"clevr:{out}", "train")
+    assert len(open_dataset(f"clevr:{out}", "test")) == 3
+
+
 def test_command(tmp_path, folder, clean):
     out, log = tmp_path / "out", tmp_path / "log"
     command = Command(words(folder, out), log)
     assert command.end() == 0, command.said()
     said = command.said().splitlines()
-    assert said[-2] == f"wrote 6 rows to {out} (test 0, val 1, train 5); use it as --data clevrtex:{out}"
-    assert said[-1] == "the source holds 6 of the published 50,000; splits are of these"
+    assert said[-1] == f"wrote 6 rows to {out} (test 0, val 1, train 5); use it as --data clevrtex:{out}"
+    splits = "test none of 5,000 (rows 0-4,999), val 1 of 5,000 (rows 0-0), train 5 of 40,000 (rows 1-5)"
+    assert f"cutslots: {out}: the source holds 6 of the published 50,000 rows: {splits}" in said
     assert contents(out) == contents(clean("clevrtex"))
     command = Command(words(folder, out), log)
     assert command.end() == 0 and command.said() == f"{out} is up to date\n"
