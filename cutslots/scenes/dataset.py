@@ -192,11 +192,12 @@ class Scenes(VideoDataset):
     ) -> MemmapDataset:
         """Render all `count` scenes once: into memory, or into a folder of memory-mapped files that later runs reuse.
 
-        An interrupted call resumes. A folder with other scenes is refused. If another process is rendering into the
-        same folder, this one waits for it.
+        All scenes take `cache_bytes`, which is printed first unless `quiet`. An interrupted call resumes. A folder with
+        other scenes is refused. If another process is rendering into the same folder, this one waits for it.
         """
         shape = (self.count, self.frames, *self.image_size)
         if folder is None:
+            self._announce("memory", quiet)
             images = np.empty((*shape[:2], 3, *shape[2:]), dtype=np.uint8)
             masks = np.empty(shape, dtype=np.uint8)
             self._fill(images, masks, 0, device, batch, quiet, lambda done: None)
@@ -209,6 +210,15 @@ class Scenes(VideoDataset):
                 self._cache(folder, device, batch, quiet)
         return MemmapDataset(open_memmap(folder / "images.npy"), open_memmap(folder / "masks.npy"))
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of all images and masks."""
+        return self.count * self.frames * 4 * self.image_size[0] * self.image_size[1]
+
+    def _announce(self, where: str, quiet: bool) -> None:
+        if not quiet:
+            print(f"rendering {self.count:,} scenes, {self.cache_bytes / 1e6:,.1f} MB, to {where}", flush=True)
+
     def _is_cached(self, folder: Path) -> bool:
         return _count_cached(folder) == self.count
 
@@ -216,6 +226,7 @@ class Scenes(VideoDataset):
         """Render the scenes that the folder lacks."""
         shape = (self.count, self.frames, *self.image_size)
         start = _count_cached(folder)
+        self._announce(str(folder), quiet)
         images = _array(folder / "images.npy", (*shape[:2], 3, *shape[2:]), keep=start > 0)
         masks = _array(folder / "masks.npy", shape, keep=start > 0)
 

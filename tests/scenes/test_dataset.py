@@ -104,6 +104,19 @@ def test_cache_in_memory_and_on_disk(tmp_path, size):
     assert torch.equal(again.get_batch(range(5)).image, direct.image)
 
 
+def test_cache_says_how_much_it_writes(tmp_path, capsys):
+    scenes = Scenes("plain", size=(16, 32), count=50)
+    assert scenes.cache_bytes == 50 * 4 * 16 * 32
+    cached = scenes.cache(tmp_path / "cache")
+    assert scenes.cache_bytes == cached.images.nbytes + cached.masks.nbytes
+    assert f"rendering 50 scenes, 0.1 MB, to {tmp_path / 'cache'}\n" in capsys.readouterr().out
+    scenes.cache(tmp_path / "cache")
+    scenes.cache(quiet=True)
+    assert capsys.readouterr().out == "", "nothing is left to render"
+    assert Scenes("textured").cache_bytes == 3_276_800_000 and Scenes("moving", count=2).frames == 24
+    assert Scenes("moving", count=2).cache_bytes == 2 * 24 * 4 * 128 * 128
+
+
 def test_cache_names_tell_scenes_apart():
     assert Scenes("textured").cache_name == "textured-train-128x128-50000"
     other = Scenes("plain", "val", (64, 96), seed=2, count=7, num_objects=(2, 5), textures="ramp")
