@@ -1,6 +1,11 @@
 """Every `cutslots` command in the documentation parses."""
 
+import itertools
+
 import pytest
+
+from cutslots.training.options import parse_train
+from cutslots.training.run_folder import MAY_CHANGE
 
 from .pages import TEXTS, commands, page_id, parse
 
@@ -26,6 +31,31 @@ def test_wrong_commands_fail(words):
 def test_commands_parse(path, folder):
     for words in commands(path.read_text()):
         parse(words)
+
+
+def request(words):
+    """Return what a command asks for, without what may change when it is repeated with the same output folder."""
+    if words[0] != "train":
+        return words
+    values = parse_train(words[1:]).to_dict()
+    return {name: value for name, value in values.items() if name not in MAY_CHANGE}
+
+
+def output_folders(text):
+    """Yield the output folder of each command that names one, and its request. OUT stands for any."""
+    for words in commands(text):
+        for flag, value in itertools.pairwise(words):
+            if flag in ("--out", "-o") and not value.isupper():
+                yield value.rstrip("/"), request(words)
+
+
+def test_no_two_commands_write_to_one_folder(folder):
+    first = {}
+    for path in TEXTS:
+        for out, asked in output_folders(path.read_text()):
+            page, other = first.setdefault(out, (page_id(path), asked))
+            assert asked == other, f"{page_id(path)} and {page} write different things to {out}"
+    assert len(first) > 10
 
 
 def test_help_of_other_slot_modules():
