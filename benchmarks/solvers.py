@@ -32,7 +32,7 @@ from scipy.sparse import linalg
 
 from cutslots import Graph, GraphCut, GridCut
 from cutslots.programs.graph import grid_edges
-from cutslots.programs.qp import SparseFactor, sparse_tensor
+from cutslots.programs.linear_solvers import SparseFactor, SparseMatrix
 
 GAMMA = 0.5
 CPU_CUTS, CUDA_CUTS = 12, 768
@@ -136,16 +136,16 @@ def reduced_inverse(side: int, device: str) -> Method:
     inverse = (
         torch.linalg.inv(torch.as_tensor(graph.reduced_matrix().toarray(), device=device))[:N, :].float().contiguous()
     )
-    Bt = sparse_tensor(graph.incidence().T).float().to(device)
-    B = sparse_tensor(graph.incidence()).float().to(device)
+    B = SparseMatrix.of(graph.incidence(), torch.device(device), torch.float32)
+    Bt = B.T
     edges = Edges(side, device)
 
     def forward(w: torch.Tensor) -> torch.Tensor:
-        return (inverse @ (Bt @ edges.columns(w) / (-2 * GAMMA))).T
+        return (inverse @ (Bt.matmul(edges.columns(w)) / (-2 * GAMMA))).T
 
     def both(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         p = forward(w)
-        return p, edges.to_grid(B @ (inverse.T @ p.T) / (-2 * GAMMA))
+        return p, edges.to_grid(B.matmul(inverse.T @ p.T) / (-2 * GAMMA))
 
     return Method(forward, both)
 
@@ -156,12 +156,13 @@ def literal_method(
     """The literal QP, given a solver for AA': z = -(c + A'l)/gamma, l = -(AA')^-1 (Ac + gamma b)."""
     graph = Graph.grid((side, side))
     qp = graph.qp()
-    A, At = (sparse_tensor(M).float().to(device) for M in (qp.A, qp.A.T))
+    A = SparseMatrix.of(qp.A, torch.device(device), torch.float32)
+    At = A.T
     b = torch.as_tensor(qp.b, dtype=torch.float32, device=device)[:, None]
     edges, d, N = Edges(side, device), qp.blocks["d"], side * side
 
     def kkt(c: torch.Tensor, b: torch.Tensor | float) -> torch.Tensor:
-        return -(c + At @ solve(-(A @ c + GAMMA * b))) / GAMMA
+        return -(c + At.matmul(solve(-(A.matmul(c) + GAMMA * b)))) / GAMMA
 
     def forward(w: torch.Tensor) -> torch.Tensor:
         c = w.new_zeros(qp.A.shape[1], len(w))

@@ -5,6 +5,7 @@ package needs torch, numpy and scipy and imports nothing else of cutslots. Spars
 sparse A, `GraphCut`) also need cholespy. Read the modules in this order:
 
     constants        tensors that a layer computes again when it moves, and does not save
+    linear_solvers   factors of matrices, and the custom ops that compiled and exported code calls
     qp               the general QP layer, and `linear_map`, which tells autograd that a solve is a linear map
     graph            graphs with a source and a sink; the min-cut QP and the matching QP as explicit sparse matrices
     graph_cut        the min-cut QP on any graph, reduced to its vertices and factored or inverted once

@@ -76,6 +76,8 @@ class FFTDCT(nn.Module):
         return torch.view_as_complex(self.get_buffer(f"phases{-axis}"))
 
     def filter(self, q: Tensor, spectrum: Tensor) -> Tensor:
+        if not q.numel():  # FFT libraries reject empty batches
+            return q
         for axis in self.axes:
             q = reorder(q, axis)
         V = self.scale_modes(torch.fft.rfftn(q, dim=list(self.axes)), spectrum)

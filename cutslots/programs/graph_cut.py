@@ -8,14 +8,14 @@ problem, d = delta/2 - w/(2 gamma) and s = -delta/2 - w/(2 gamma) with delta = p
 The matrix depends on the graph but not on the weights. The layer picks one of two objects for its graph and device:
 
     SparseOperators   factors the matrix once, by sparse Cholesky; each solve is two triangular substitutions
-    DenseOperators    stores the inverse; each solve is a matrix product. Faster on CUDA for small graphs, and
-                      torch.compile can trace it
+    DenseOperators    stores the inverse; each solve is a matrix product. Faster on CUDA for small graphs
 
 On a grid `GridCut` solves the same system without a factorisation.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +24,8 @@ from torch import Tensor
 
 from cutslots.programs.graph import Graph
 from cutslots.programs.grid_cut import CutSolution
-from cutslots.programs.qp import Map, SolverLayer, SparseFactor, check_positive, linear_map, sparse_tensor
+from cutslots.programs.linear_solvers import SparseFactor, SparseMatrix
+from cutslots.programs.qp import Map, SolverLayer, check_positive, linear_map
 
 MAX_DENSE_VERTICES = 4608  # the inverse takes 170 MB in float32; that of a 64x64 image with terminals fits
 
@@ -108,7 +109,7 @@ class GraphCut(SolverLayer):
     @staticmethod
     def _apply_to_rows(apply: Map, x: Tensor) -> Tensor:
         """Apply a map of (rows, n) to x (..., n)."""
-        y = apply(x.reshape(x.shape[:-1].numel(), x.shape[-1]))
+        y = apply(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]))
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def _check(self, w: Tensor) -> Tensor:
@@ -148,24 +149,21 @@ class GraphOperators(Protocol):
 
 
 class SparseOperators:
-    """The sparse Cholesky factor and sparse matrices. torch.compile runs them uncompiled."""
+    """The sparse Cholesky factor and sparse matrices."""
 
     def __init__(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> None:
         self.factor = SparseFactor(graph.reduced_matrix(), device, dtype)
-        B = graph.incidence()
-        self.B, self.Bt = (sparse_tensor(M).to(device, dtype) for M in (B, B.T))
+        self.B = SparseMatrix.of(graph.incidence(), device, dtype)
+        self.Bt = self.B.T
 
-    @torch.compiler.disable
     def solve(self, rhs: Tensor) -> Tensor:
         return self.factor(rhs.T.contiguous()).T
 
-    @torch.compiler.disable
     def differences(self, p: Tensor) -> Tensor:
-        return (self.B @ p.T.contiguous()).T
+        return self.B.matmul(p.T.contiguous()).T
 
-    @torch.compiler.disable
     def divergence(self, w: Tensor) -> Tensor:
-        return (self.Bt @ w.T.contiguous()).T
+        return self.Bt.matmul(w.T.contiguous()).T
 
 
 class DenseOperators:
@@ -181,7 +179,7 @@ class DenseOperators:
         self.inverse = inverse if dtype == torch.float64 else round_to_tf32(inverse.to(dtype))
         self.rest = (inverse - self.inverse).to(dtype)  # zero in float64
         self.num_vertices = graph.num_vertices
-        self.tails, self.heads = torch.as_tensor(graph.edges, device=device).unbind(1)
+        self.tails, self.heads = (torch.tensor(ends, device=device) for ends in graph.edges.T)
 
     def solve(self, rhs: Tensor) -> Tensor:
         if rhs.dtype == torch.float64:
@@ -193,7 +191,7 @@ class DenseOperators:
         return p.index_select(1, self.tails) - p.index_select(1, self.heads)
 
     def divergence(self, w: Tensor) -> Tensor:
-        out = w.new_zeros(len(w), self.num_vertices)
+        out = w.new_zeros(w.shape[0], self.num_vertices)
         return out.index_add(1, self.tails, w).index_add(1, self.heads, w, alpha=-1)
 
 

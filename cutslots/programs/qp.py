@@ -8,7 +8,7 @@ A and G are fixed, so S = A G^-1 A' is factored once; each solve is then two tri
     S lambda = -(A G^-1 c + b),   z = -G^-1 (c + A' lambda).
 
 The solution is linear in (c, b) and its matrix is symmetric. The backward pass is therefore the same solve, and so are
-derivatives of any order. `linear_map` tells autograd so; the cut layers use it too.
+derivatives of any order, in forward and in reverse mode. `linear_map` tells autograd so; the cut layers use it too.
 
 The paper prints gamma ||z||^2 in one place and G = gamma I in another, which differ by a factor of two in gamma. This
 module takes G = gamma I, as the paper's solution formula does.
@@ -16,12 +16,10 @@ module takes G = gamma I, as the paper's solution formula does.
 
 from __future__ import annotations
 
-import atexit
 import inspect
-import warnings
-import weakref
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +27,7 @@ from scipy import sparse
 from torch import Tensor
 
 from cutslots.programs.constants import ConstantLayer
+from cutslots.programs.linear_solvers import DenseFactor, Solver, SparseFactor, SparseMatrix
 
 Map = Callable[[Tensor], Tensor]
 
@@ -36,7 +35,9 @@ Map = Callable[[Tensor], Tensor]
 MIN_POSITIVE, MAX_POSITIVE = 1e-6, 10**6
 
 
-class _LinearMap(torch.autograd.Function):
+class _ReverseLinearMap(torch.autograd.Function):
+    """A linear map with derivatives in reverse mode."""
+
     @staticmethod
     def forward(x: Tensor, apply: Map, adjoint: Map) -> Tensor:
         if not torch.is_autocast_enabled(x.device.type):
@@ -50,11 +51,19 @@ class _LinearMap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _LinearMap.apply(grad, ctx.adjoint, ctx.map), None, None
+        return linear_map(grad, ctx.adjoint, ctx.map), None, None
+
+
+class _LinearMap(_ReverseLinearMap):
+    """A linear map with derivatives in both modes and a rule for vmap."""
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        return linear_map(tangent, ctx.map, ctx.adjoint)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None, None], x: Tensor, apply: Map, adjoint: Map) -> tuple[Tensor, int]:
-        return _LinearMap.apply(x.movedim(in_dims[0], 0), apply, adjoint), 0
+        return linear_map(x.movedim(in_dims[0], 0), apply, adjoint), 0
 
 
 # torch inspects this signature on every call, and computing it takes longer than a small cut.
@@ -64,8 +73,11 @@ _LinearMap.forward.__signature__ = inspect.signature(_LinearMap.forward)  # type
 def linear_map(x: Tensor, apply: Map, adjoint: Map) -> Tensor:
     """Return `apply(x)`, differentiated by `adjoint` instead of through the operations inside `apply`.
 
-    Both are linear, act on trailing dimensions and accept any leading ones. Nothing is saved for the backward pass.
+    Both are linear, act on trailing dimensions and accept any leading ones. Nothing is saved for the backward pass. In
+    forward mode the map is its own derivative.
     """
+    if torch.compiler.is_compiling():  # torch.compile does not trace functions with a jvp
+        return _ReverseLinearMap.apply(x, apply, adjoint)
     return _LinearMap.apply(x, apply, adjoint)
 
 
@@ -87,64 +99,6 @@ class SolverLayer(ConstantLayer):
         convert = {torch.float32: ".float()", torch.float64: ".double()"}.get(x.dtype)
         advice = f"convert the layer with {convert}, or cast {name}" if convert else f"cast {name} to {self.dtype}"
         raise TypeError(f"{name} has dtype {x.dtype}, but the {type(self).__name__} is {self.dtype}: {advice}")
-
-
-class Factor(Protocol):
-    """A factored symmetric positive definite matrix (n, n); `factor(rhs)` solves for rhs (n, columns)."""
-
-    def __call__(self, rhs: Tensor) -> Tensor: ...
-
-
-class DenseFactor:
-    """Dense Cholesky by torch."""
-
-    def __init__(self, matrix: np.ndarray, device: torch.device, dtype: torch.dtype) -> None:
-        L, failed = torch.linalg.cholesky_ex(torch.as_tensor(matrix, dtype=torch.float64, device="cpu"))
-        if failed:
-            raise np.linalg.LinAlgError("not positive definite")
-        self.L = L.to(device, dtype)
-
-    def __call__(self, rhs: Tensor) -> Tensor:
-        return torch.cholesky_solve(rhs, self.L)
-
-
-class SparseFactor:
-    """Sparse Cholesky by cholespy (CHOLMOD on the CPU, its own kernels on CUDA)."""
-
-    MAX_COLUMNS = 128  # cholespy's limit of right-hand sides per call on CUDA
-
-    def __init__(self, matrix: sparse.spmatrix, device: torch.device, dtype: torch.dtype) -> None:
-        import cholespy
-
-        coo = sparse.coo_array(matrix)
-        row, col = (torch.as_tensor(i.astype(np.int32), device=device) for i in (coo.row, coo.col))
-        data = torch.as_tensor(coo.data.astype(np.float64), device=device)
-        solver = cholespy.CholeskySolverD if dtype == torch.float64 else cholespy.CholeskySolverF
-        try:
-            self.solver = solver(coo.shape[0], row, col, data, cholespy.MatrixType.COO)
-        except ValueError as error:  # "Matrix is not positive definite!"
-            raise np.linalg.LinAlgError(str(error)) from None
-        _SPARSE_FACTORS.add(self)
-
-    def __call__(self, rhs: Tensor) -> Tensor:
-        chunks = rhs.split(self.MAX_COLUMNS, dim=1) if rhs.is_cuda else (rhs,)
-        return torch.cat([self._solve(chunk.contiguous()) for chunk in chunks], dim=1)
-
-    def _solve(self, rhs: Tensor) -> Tensor:
-        out = torch.zeros_like(rhs)
-        if rhs.numel():
-            self.solver.solve(rhs, out)
-        return out
-
-
-_SPARSE_FACTORS: weakref.WeakSet[SparseFactor] = weakref.WeakSet()
-
-
-@atexit.register
-def _release_solvers() -> None:
-    """Release all solvers at exit: cholespy prints a report of leaks for those that outlive the interpreter."""
-    for factor in _SPARSE_FACTORS:
-        vars(factor).pop("solver", None)
 
 
 class Solution(NamedTuple):
@@ -184,9 +138,13 @@ class EqualityQP(SolverLayer):
         if self.device.type == "meta":
             return
         A, gamma = self._A, np.broadcast_to(self._gamma, self._A.shape[1:])
-        self._factor = _factor_constraints(A, gamma, self.device, self.dtype)
-        as_tensor = sparse_tensor if sparse.issparse(A) else torch.from_numpy
-        self.A, self.At = (as_tensor(M).to(self.device, self.dtype) for M in (A, A.T))
+        self._solver = _factor_constraints(A, gamma, self.device, self.dtype)
+        self.A = (
+            SparseMatrix.of(A, self.device, self.dtype)
+            if sparse.issparse(A)
+            else torch.as_tensor(A, device=self.device, dtype=self.dtype)
+        )
+        self.At = self.A.T if isinstance(self.A, SparseMatrix) else None
         self.b = torch.as_tensor(self._b, device=self.device, dtype=self.dtype)
         self.gamma = torch.as_tensor(gamma.copy(), device=self.device, dtype=self.dtype)
 
@@ -206,11 +164,12 @@ class EqualityQP(SolverLayer):
     def _kkt(self, rhs: Tensor) -> Tensor:
         """Solve the symmetric system at the top of this file for rhs (..., n + m)."""
         m, n = self._A.shape
-        flat = rhs.reshape(rhs.shape[:-1].numel(), n + m).T
+        flat = rhs.reshape(math.prod(rhs.shape[:-1]), n + m).T
         c, b = -flat[:n], flat[n:]
         G = self.gamma[:, None]
-        dual = self._factor(-(self.A @ (c / G) + b))
-        z = -(c + self.At @ dual) / G
+        dual = self._solver(-(self.A.matmul(c / G) + b))
+        At = self.A.T if self.At is None else self.At
+        z = -(c + At.matmul(dual)) / G
         return torch.cat([z, dual]).T.reshape(rhs.shape)
 
     def _check(self, name: str, x: Tensor, size: int) -> Tensor:
@@ -218,7 +177,7 @@ class EqualityQP(SolverLayer):
         x = self.cast(name, x)
         if not x.ndim or x.shape[-1] != size:
             raise ValueError(f"{name} has shape {tuple(x.shape)}, but A is {m} x {n}: expected (..., {size})")
-        if not torch.isfinite(x).all():
+        if not _seen_finite(x):
             raise ValueError(f"{name} contains NaN or infinity; expected finite numbers")
         return x
 
@@ -228,14 +187,14 @@ class EqualityQP(SolverLayer):
         return f"{n} variables, {m} constraints, {kind} A"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_factor", "A", "At")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_solver", "A", "At")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.precompute()
 
 
-def _factor_constraints(A: Any, gamma: np.ndarray, device: torch.device, dtype: torch.dtype) -> Factor:
+def _factor_constraints(A: Any, gamma: np.ndarray, device: torch.device, dtype: torch.dtype) -> Solver:
     """Factor A G^-1 A'; raise ValueError that names the dependent rows of A if there are any."""
     is_sparse = sparse.issparse(A)
     S = A @ sparse.diags_array(1 / gamma) @ A.T if is_sparse else (A / gamma) @ A.T
@@ -260,7 +219,7 @@ def _factor_constraints(A: Any, gamma: np.ndarray, device: torch.device, dtype: 
 
 
 def _null_vector(
-    factor: Factor, S: Any, tolerance: float, device: torch.device, dtype: torch.dtype
+    factor: Solver, S: Any, tolerance: float, device: torch.device, dtype: torch.dtype
 ) -> np.ndarray | None:
     """Return a vector x with |Sx| <= tolerance |S| |x| if inverse iteration finds one, else None."""
     x = np.random.default_rng(0).standard_normal((S.shape[0], 1))
@@ -298,15 +257,20 @@ def _check_finite(name: str, x: np.ndarray) -> np.ndarray:
     return x
 
 
+def _seen_finite(x: Tensor) -> bool:
+    """Return whether x is finite; True in traces and under vmap, where values cannot be seen."""
+    if torch.compiler.is_compiling():
+        return True
+    try:
+        return bool(torch.isfinite(x).all())
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        return True
+
+
 def check_positive(name: str, value: float) -> float:
     """Return the value as a float; raise ValueError if it is not from MIN_POSITIVE to MAX_POSITIVE."""
     if not MIN_POSITIVE <= value <= MAX_POSITIVE:
         raise ValueError(f"{name} is {value}; expected a number from {MIN_POSITIVE} to {MAX_POSITIVE:,}")
     return float(value)
-
-
-def sparse_tensor(A: Any) -> Tensor:
-    """Return a scipy matrix as a torch CSR tensor on the CPU."""
-    A = sparse.csr_array(A)
-    with warnings.catch_warnings(action="ignore"):  # torch warns once that its CSR layout is in beta
-        return torch.sparse_csr_tensor(A.indptr, A.indices, A.data, A.shape, device="cpu")

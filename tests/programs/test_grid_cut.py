@@ -244,7 +244,7 @@ def test_copies_and_pickles(shape):
     assert not cut.state_dict()
 
 
-def test_empty_and_missing_batches():
+def test_empty_and_missing_batches(transform):
     cut, w = GridCut((4, 5)), random_weights((4, 5), (2,), torch.float32)
     assert cut(w[:0]).shape == (0, 4, 5) and cut(w[0]).shape == (4, 5)
 
