@@ -1,7 +1,9 @@
 """Metrics of predicted labels against true labels: ARI, ARI-FG, mIoU with three denominators, MSE, ID switches.
 
 Every metric is one value per image, computed from the contingency table n[t, k]: the number of pixels with true label t
-and predicted label k. Counts are exact on every device. True label 0 is the background.
+and predicted label k. Counts are exact on every device. True label 0 is the background. Labels may be any integers from
+0: in an image with labels above 255 they are replaced by their ranks, so memory grows with the number of distinct
+labels, not with their values. Unused labels are then empty masks behind the used ones.
 
 - **ari** is the adjusted Rand index over all pixels. **ari_fg** (ARI-FG) is the same over the pixels of true objects.
   Both are 1 if there are no two groups to distinguish.
@@ -23,13 +25,14 @@ and predicted label k. Counts are exact on every device. True label 0 is the bac
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 IMAGE_METRICS = ("ari", "ari_fg", "miou", "miou_fg", "miou_gt")
+MAX_TABLE_LABEL = 255  # images with larger labels have a row or a column of the table for used labels only
 MIN_VISIBLE = 1e-3  # fraction of a frame's pixels below which an object does not count as visible
 
 
@@ -44,11 +47,11 @@ def image_metrics(true: Tensor, predicted: Tensor, num_masks: int | None = None)
     >>> {name: round(value.item(), 3) for name, value in metrics.items()}
     {'ari': 0.444, 'ari_fg': 0.0, 'miou': 0.5, 'miou_fg': 0.25, 'miou_gt': 0.5}
     """
-    table = contingency(true, predicted)
-    return _table_metrics(table, num_masks)
+    labels = Labels.of(true, predicted, num_masks)
+    return _table_metrics(contingency(labels.true, labels.predicted), labels.num_masks)
 
 
-def _table_metrics(table: Tensor, num_masks: int | None) -> dict[str, Tensor]:
+def _table_metrics(table: Tensor, num_masks: np.ndarray) -> dict[str, Tensor]:
     aris = {"ari": adjusted_rand_index(table), "ari_fg": adjusted_rand_index(table[:, 1:])}
     return aris | mean_iou(table, num_masks)
 
@@ -66,12 +69,13 @@ def video_metrics(true: Tensor, predicted: Tensor, num_masks: int | None = None)
         raise ValueError(
             f"true has shape {tuple(true.shape)}, predicted {tuple(predicted.shape)}; expected equal (B, T, ...)"
         )
-    frames = contingency(true.flatten(0, 1), predicted.flatten(0, 1)).unflatten(0, true.shape[:2])
+    labels = Labels.of(true, predicted, num_masks)
+    frames = contingency(labels.true.flatten(0, 1), labels.predicted.flatten(0, 1)).unflatten(0, true.shape[:2])
     per_frame = {
         f"frame_{name}": adjusted_rand_index(table.flatten(0, 1)).unflatten(0, true.shape[:2]).mean(1)
         for name, table in (("ari", frames), ("ari_fg", frames[:, :, 1:]))
     }
-    return _table_metrics(frames.sum(1), num_masks) | per_frame | {"id_switches": id_switches(frames)}
+    return _table_metrics(frames.sum(1), labels.num_masks) | per_frame | {"id_switches": id_switches(frames)}
 
 
 def id_switches(frames: Tensor) -> Tensor:
@@ -89,8 +93,55 @@ def id_switches(frames: Tensor) -> Tensor:
     return counts
 
 
-def contingency(true: Tensor, predicted: Tensor) -> Tensor:
-    """Return the number of pixels with true label t and predicted label k: (B, T, K), int64, on the CPU."""
+class Labels(NamedTuple):
+    """Labels (B, ...) that fit into tables, and the number of masks of each image (B,) for `mean_iou`."""
+
+    true: Tensor
+    predicted: Tensor
+    num_masks: np.ndarray
+
+    @staticmethod
+    def of(true: Tensor, predicted: Tensor, num_masks: int | None) -> Labels:
+        """Check labels, rank those of images with labels above MAX_TABLE_LABEL, and count masks.
+
+        The number of masks is that of a batch of one image, so metrics do not depend on the other images of a batch.
+        """
+        _check_labels(true, predicted)
+        counts = [_count(labels) for labels in (true, predicted)]
+        if num_masks is not None:
+            largest = max(counts[1], default=0)
+            if num_masks < largest:
+                raise ValueError(f"a predicted label is {largest - 1}; expected less than num_masks, {num_masks}")
+            counts[1] = np.full_like(counts[1], min(num_masks, 2**62))
+        true, predicted = rank_labels(true), rank_labels(predicted)
+        # With an empty mask for every used label, more of them change nothing but the order of ties.
+        enough = np.maximum(_count(true) + _count(predicted), MAX_TABLE_LABEL + 1)
+        return Labels(true, predicted, np.minimum(np.maximum(*counts), enough))
+
+
+def rank_labels(labels: Tensor) -> Tensor:
+    """Return labels (B, ...) with those of images that have labels above MAX_TABLE_LABEL replaced by their ranks.
+
+    Label 0 stays 0, and no other label becomes 0.
+    """
+    large = np.flatnonzero(_count(labels) > MAX_TABLE_LABEL + 1)
+    if not len(large):
+        return labels
+    ranks = labels.long().clone()
+    for b in large.tolist():
+        used, inverse = labels[b].unique(return_inverse=True)
+        ranks[b] = inverse + int(used[0] > 0)
+    return ranks
+
+
+def _count(labels: Tensor) -> np.ndarray:
+    """Return the largest label of each image, plus one: (B,)."""
+    if labels.numel() == 0:
+        return np.zeros(len(labels), dtype=np.int64)
+    return np.minimum(labels.flatten(1).amax(1).cpu().numpy().astype(np.int64), 2**62) + 1  # 2^63 would overflow
+
+
+def _check_labels(true: Tensor, predicted: Tensor) -> None:
     if true.shape != predicted.shape or true.ndim < 2:
         raise ValueError(
             f"true has shape {tuple(true.shape)} and predicted {tuple(predicted.shape)}; expected equal (B, ...)"
@@ -98,14 +149,22 @@ def contingency(true: Tensor, predicted: Tensor) -> Tensor:
     for name, labels in (("true", true), ("predicted", predicted)):
         if labels.is_floating_point() or labels.dtype == torch.bool:
             raise TypeError(f"{name} is of type {labels.dtype}; expected an integer type")
+    if true.numel():
+        smallest = int(torch.minimum(true.min(), predicted.min()))
+        if smallest < 0:
+            raise ValueError(f"a label is {smallest}; expected zero or more")
+
+
+def contingency(true: Tensor, predicted: Tensor) -> Tensor:
+    """Return the number of pixels with true label t and predicted label k: (B, T, K), int64, on the CPU.
+
+    T and K are the largest labels, plus one: pass large labels through `rank_labels`.
+    """
+    _check_labels(true, predicted)
     true, predicted = true.flatten(1).long(), predicted.flatten(1).long()
     if true.numel() == 0:
         return torch.zeros(len(true), 1, 1, dtype=torch.long)
-    bounds = torch.stack([torch.minimum(true.min(), predicted.min()), true.max(), predicted.max()])
-    smallest, T, K = (int(v) for v in bounds)  # one transfer from the device
-    if smallest < 0:
-        raise ValueError(f"a label is {smallest}; expected zero or more")
-    T, K = T + 1, K + 1
+    T, K = (int(v) + 1 for v in torch.stack([true.max(), predicted.max()]))  # one transfer from the device
     cell = (torch.arange(len(true), device=true.device)[:, None] * T + true) * K + predicted
     return torch.bincount(cell.flatten(), minlength=len(true) * T * K).view(-1, T, K).cpu()
 
@@ -125,43 +184,34 @@ def adjusted_rand_index(table: Tensor) -> Tensor:
     return value.where((denominator > 0) & (only_true + only_predicted > 0), 1.0)
 
 
-def mean_iou(table: Tensor, num_masks: int | None = None) -> dict[str, Tensor]:
+def mean_iou(table: Tensor, num_masks: np.ndarray) -> dict[str, Tensor]:
     """Return miou, miou_fg and miou_gt, (B,) each, of contingency tables (B, T, K).
 
-    `num_masks` is the number of predicted masks, empty ones included. By default it is the largest predicted label of
-    an image, plus one.
+    `num_masks` (B,) is the number of true and of predicted masks of each image, empty ones included.
     """
     from scipy.optimize import linear_sum_assignment  # slow to import, and `cutslots predict` does not need it
 
-    n, sides = _square_tables(table, num_masks)
-    true_pixels, predicted_pixels = n.sum(2), n.sum(1)
-    union = true_pixels[:, :, None] + predicted_pixels[:, None] - n
-    iou = n.astype(np.float32) / np.maximum(union, 1).astype(np.float32)  # the evaluator's precision
-    sums, counts = np.zeros((2, 3, len(n)))
-    for b, side in enumerate(sides):
-        rows, columns = linear_sum_assignment(iou[b, :side, :side], maximize=True)
-        values = iou[b, rows, columns].astype(np.float64)
-        pairs = ((true_pixels[b, rows] > 0) | (predicted_pixels[b, columns] > 0)).sum()
+    sums, counts = np.zeros((2, 3, len(table)))
+    for b, side in enumerate(num_masks.tolist()):
+        n = _square_table(table[b].numpy(), side)
+        true_pixels, predicted_pixels = n.sum(1), n.sum(0)
+        union = true_pixels[:, None] + predicted_pixels - n
+        iou = n.astype(np.float32) / np.maximum(union, 1).astype(np.float32)  # the evaluator's precision
+        rows, columns = linear_sum_assignment(iou, maximize=True)
+        values = iou[rows, columns].astype(np.float64)
+        pairs = ((true_pixels[rows] > 0) | (predicted_pixels[columns] > 0)).sum()
         sums[:, b] = values.sum(), values[1:].sum(), values.sum()
-        counts[:, b] = pairs, pairs - 1, (true_pixels[b] > 0).sum()
+        counts[:, b] = pairs, pairs - 1, (true_pixels > 0).sum()
     means = np.where(counts > 0, sums / np.maximum(counts, 1), 1.0)
     return dict(zip(IMAGE_METRICS[2:], torch.from_numpy(means), strict=True))
 
 
-def _square_tables(table: Tensor, num_masks: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return tables padded to squares, (B, S, S), and the number of masks of each image, (B,).
-
-    The number of masks is that of a batch of one image, so metrics do not depend on the other images of a batch.
-    """
-    B, T, K = table.shape
-    if num_masks is not None and num_masks < K:
-        raise ValueError(f"a predicted label is {K - 1}; expected less than num_masks, {num_masks}")
-    size = max(T, K, num_masks or 0)
-    n = np.zeros((B, size, size), dtype=np.int64)
-    n[:, :T, :K] = table.numpy()
-    labels = np.arange(1, size + 1)
-    num_true, num_predicted = (((pixels > 0) * labels).max(1) for pixels in (n.sum(2), n.sum(1)))
-    return n, np.maximum(num_true, num_predicted if num_masks is None else num_masks)
+def _square_table(table: np.ndarray, side: int) -> np.ndarray:
+    """Return a table (T, K) padded or cut to (side, side). What is cut off is zero."""
+    n = np.zeros((side, side), dtype=np.int64)
+    T, K = (min(side, size) for size in table.shape)
+    n[:T, :K] = table[:T, :K]
+    return n
 
 
 def squared_error(image: Tensor, reconstruction: Tensor) -> Tensor:

@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
 
-from cutslots.evaluation.metrics import IMAGE_METRICS, MetricRows, contingency, image_metrics, squared_error
+from cutslots.evaluation.metrics import (
+    IMAGE_METRICS,
+    MetricRows,
+    contingency,
+    image_metrics,
+    rank_labels,
+    squared_error,
+)
 
 
 def values(true, predicted):
@@ -132,3 +139,59 @@ def test_bad_labels():
         image_metrics(good, good - 1)
     assert contingency(good[:0], good[:0]).shape == (0, 1, 1)
     assert set(image_metrics(good, good)) == set(IMAGE_METRICS)
+
+
+@pytest.mark.parametrize("largest", [10**6, 2**40, 2**63])
+def test_large_labels(largest):
+    """Metrics of large labels are those of small ones. A table of all labels up to 10^6 would take terabytes."""
+    rng = np.random.default_rng(0)
+    names = np.append(0, rng.integers(256, largest - 2, 9))
+    names[-1] = largest - 1
+    true, predicted = rng.integers(0, 10, (2, 3, 8, 8))
+    small = image_metrics(torch.from_numpy(true), torch.from_numpy(predicted), num_masks=256)
+    for num_masks in (None, largest + 1):
+        ours = image_metrics(torch.from_numpy(names[true]), torch.from_numpy(names[predicted]), num_masks)
+        for name in ("ari", "ari_fg", "miou_gt"):
+            torch.testing.assert_close(ours[name], small[name], rtol=0, atol=1e-12)
+    for b in range(3):
+        assert ours["ari"][b].item() == pytest.approx(adjusted_rand_score(true[b].ravel(), predicted[b].ravel()))
+
+
+def test_large_labels_in_order_have_the_same_miou():
+    """The names are sorted, so masks are listed in the same order, and empty ones follow."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        true, predicted = rng.integers(0, 6, (2, 1, 6, 6))
+        true[0, 0, :], predicted[0, 1, :] = range(6), range(6)
+        names = np.append(0, np.sort(rng.choice(10**6, 5, replace=False)) + 256)
+        small = image_metrics(torch.from_numpy(true), torch.from_numpy(predicted), num_masks=256)
+        large = image_metrics(torch.from_numpy(names[true]), torch.from_numpy(names[predicted]), num_masks=2**40)
+        assert {k: v.item() for k, v in large.items()} == {k: v.item() for k, v in small.items()}
+
+
+def test_large_labels_do_not_change_other_images():
+    true, predicted = torch.randint(0, 6, (2, 2, 10, 10), generator=torch.Generator().manual_seed(0))
+    far = true.clone()
+    far[1, 0, 0] = 2**40
+    together = image_metrics(far, predicted)
+    for name, value in image_metrics(true[:1], predicted[:1]).items():
+        assert together[name][0] == value[0]
+
+
+def test_ranks_keep_the_background():
+    labels = torch.tensor([[0, 7, 2**40, 7], [300, 5, 5, 300], [0, 1, 255, 2]])
+    assert rank_labels(labels).tolist() == [[0, 1, 2, 1], [2, 1, 1, 2], [0, 1, 255, 2]]
+    assert torch.equal(rank_labels(labels[2:]), labels[2:])
+
+
+def test_all_pixels_have_their_own_large_label():
+    """400 distinct labels: the table has as many rows and columns."""
+    true = 10**6 * torch.arange(400).view(1, 20, 20)
+    metrics = image_metrics(true, true.flip(1))
+    assert all(metrics[name].item() == 1 for name in IMAGE_METRICS)
+
+
+def test_num_masks_bounds_large_labels():
+    labels = torch.tensor([[0, 2**40]])
+    with pytest.raises(ValueError, match=r"a predicted label is 1099511627776; expected less than num_masks, 11"):
+        image_metrics(labels, labels, 11)

@@ -112,3 +112,12 @@ def test_bad_labels():
         video_metrics(good, good.float())
     with pytest.raises(ValueError, match="a label is -1"):
         video_metrics(good, good - 1)
+
+
+def test_large_labels_keep_their_identity_over_frames():
+    """Ranks are those of the whole video: a label that one frame lacks does not shift the others."""
+    names = torch.tensor([0, 300, 10**6, 2**40])
+    true, predicted = torch.tensor([[[0, 1, 2, 3], [0, 0, 2, 3]]]), torch.tensor([[[0, 1, 2, 3], [0, 0, 2, 1]]])
+    small, large = video_metrics(true, predicted, 256), video_metrics(names[true], names[predicted], 2**41)
+    assert small["id_switches"].item() == 1
+    assert all(torch.equal(small[name], large[name]) for name in small)
