@@ -12,6 +12,7 @@ complete one. Files that the command did not write are never removed.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -79,22 +80,21 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the JSON objects in a file of lines, [] if there is no file. A line that was cut short is skipped."""
+    """Return the JSON objects in a file of lines, [] if there is no file. Truncated and other lines are skipped."""
     found = []
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        try:
-            found.append(dict(json.loads(line)))
-        except (ValueError, TypeError):
-            continue
-    return found
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
+        with contextlib.suppress(ValueError, RecursionError):  # not JSON, or not text
+            found.append(json.loads(line))
+    return [value for value in found if isinstance(value, dict)]
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if there is no file, it cannot be read or it holds something else."""
+    """Return the JSON object in a file; None if there is no file, or it cannot be read, or it is not an object."""
     try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError, RecursionError):
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
         return None
+    return value if isinstance(value, dict) else None
 
 
 def escape_unprintable(text: object) -> str:

@@ -274,6 +274,19 @@ def test_truncated_line_is_skipped(tmp_path):
     assert read_lines(tmp_path / "lines") == [{"a": 1}, {"a": 2}] and read_lines(tmp_path / "none") == []
 
 
+def test_damaged_lines_are_skipped(tmp_path):
+    (tmp_path / "lines").write_bytes(
+        b'{"a": 1}\n\xff\xfe\n[["a", 2]]\n3\n' + b"[" * 10**5 + b'\n{"a": 3}\n{"a": \x80"}'
+    )
+    assert read_lines(tmp_path / "lines") == [{"a": 1}, {"a": 3}]
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"[[1, 2]]", b"3", b"null", b"{", b"[" * 10**5])
+def test_json_that_is_no_object(tmp_path, content):
+    (tmp_path / "file").write_bytes(content)
+    assert read_json(tmp_path / "file") is None
+
+
 def test_differences():
     assert differences(REQUEST, REQUEST) == []
     assert differences({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 2}}}) == ["a.b.c"]

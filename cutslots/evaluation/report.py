@@ -132,7 +132,7 @@ def training_sections(run: Path) -> list[str]:
     if files:
         sections.append(section("Validation images during training", _step_images(files)))
     if (run / "run.json").is_file():
-        sections.append(section("Run configuration", preformatted((run / "run.json").read_text())))
+        sections.append(section("Run configuration", preformatted((run / "run.json").read_text(errors="replace"))))
     return sections
 
 

@@ -124,10 +124,10 @@ def read_config(path: Path) -> ModelConfig:
     if path.stat().st_size > MAX_CONFIG_BYTES:
         raise ValueError(f"{path} has {path.stat().st_size:,} bytes; expected at most {MAX_CONFIG_BYTES:,}")
     try:
-        values: dict[str, Any] = dict(json.loads(path.read_text()))
-    except (ValueError, TypeError, RecursionError):
+        values = json.loads(path.read_text())
+    except (ValueError, RecursionError):
         raise ValueError(f"{path} is not readable as JSON") from None
-    plugins = values.pop("plugins", [])
+    plugins = values.pop("plugins", []) if isinstance(values, dict) else []
     named = [name for name in plugins if isinstance(name, str)] if isinstance(plugins, list) else []
     missing = [name for name in named if name not in loaded_plugins()]
     try:

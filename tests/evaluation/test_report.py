@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cutslots.evaluation.report import STEP_IMAGES, image_rows, video_player, video_sections, write_evaluation_report
+from cutslots.evaluation.report import (
+    STEP_IMAGES,
+    image_rows,
+    training_sections,
+    video_player,
+    video_sections,
+    write_evaluation_report,
+)
 from cutslots.evaluation.visualize import VideoVisualization
 from cutslots.files import read_lines
 from cutslots.training.report import write_training_page
@@ -189,3 +196,10 @@ def test_sections_of_videos_and_of_a_pair(rng):
             assert len(page.all("img", alt=row)) == 6 + (2 if page is both else 0), "all frames of a short video"
     assert "Frames 5 and 20" not in without.text and "Frames 5 and 20 as a matched pair" in both.text
     assert len(both.all("img")) == len(without.all("img")) + 2 * 9
+
+
+def test_files_of_a_run_that_are_not_text(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b"\xff\n")
+    (tmp_path / "run.json").write_bytes(b'{"seed": 1, "out": "\xff"}')
+    (configuration,) = training_sections(tmp_path)
+    assert "Run configuration" in configuration and "\ufffd" in configuration

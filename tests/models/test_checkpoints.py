@@ -188,7 +188,7 @@ def nested(config, part, **options):
         (lambda c: c | {"name": "diffusion"}, "model is 'diffusion'; expected one of discovery, pair-discovery, spac"),
         (lambda c: c | {"image_size": [16]}, "image_size is (16,); expected 2 values, each an integer from 8 to 2,048"),
         (lambda c: c | {"image_size": 16}, "image_size is 16; expected 2 values"),
-        (lambda c: [], "model is {}; expected an object"),
+        (lambda c: [], "model is []; expected an object"),
         (lambda c: c | {"plugins": [[1], None]} | {"depth": 3}, "model 'discovery' has no option 'depth'"),
         (lambda c: c | {"plugins": {"a": 1}} | {"depth": 3}, "model 'discovery' has no option 'depth'"),
     ],
@@ -198,10 +198,17 @@ def test_bad_config(folder, change, words):
     refused(folder, folder / "config.json", "is not the config of a model:", words)
 
 
-@pytest.mark.parametrize("content", [b"{'image_size': 64}", b"", b"\xff\xfe\x00", b'{"name": 6', b"3", b"[" * 10**5])
+@pytest.mark.parametrize("content", [b"{'image_size': 64}", b"", b"\xff\xfe\x00", b'{"name": 6', b"[" * 10**5])
 def test_config_that_is_not_json(folder, content):
     (folder / "config.json").write_bytes(content)
     refused(folder, folder / "config.json", "is not readable as JSON")
+
+
+@pytest.mark.parametrize("content", ["3", "null", "[1]", '[["name", "discovery"]]', '"discovery"'])
+def test_config_that_is_no_object(folder, content):
+    (folder / "config.json").write_text(content)
+    shown = repr(json.loads(content))
+    refused(folder, folder / "config.json", f"is not the config of a model: model is {shown}; expected an object")
 
 
 def test_plugins_that_are_not_needed_are_not_asked_for(folder):

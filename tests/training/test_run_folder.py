@@ -231,6 +231,13 @@ def test_a_mistake_leaves_no_folder(tmp_path, mistake):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("slots", ["cut-slots", "graph-ocl-slots"])
+def test_one_slot_is_refused_by_the_name_of_the_option(tmp_path, monkeypatch, slots):
+    preset = {"cut-slots": "tiny", "graph-ocl-slots": "graph-ocl"}[slots]
+    words = ["train", preset, "--slots.num-slots", "1", "--out", str(tmp_path / "run")]
+    assert sentence(monkeypatch, words) == "cutslots: num_slots is 1; expected at least 2"
+
+
 def test_validate_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = torch.random.get_rng_state()
