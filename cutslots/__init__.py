@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cutslots.data.registry import DATASETS, DatasetConfig
     from cutslots.dataset import Dataset, Sample
     from cutslots.evaluation import metrics
+    from cutslots.inference.prepare import prepare_images
     from cutslots.models.checkpoints import load
     from cutslots.models.discovery import Discovery, DiscoveryConfig, DiscoveryOutput, build
     from cutslots.models.pair_discovery import PairDiscovery
@@ -65,6 +66,7 @@ _NAMES = {  # the public names of each module; a module that is public itself is
     "training.config": "TrainConfig",
     "training.presets": "PRESETS",
     "training.loop": "train",
+    "inference.prepare": "prepare_images",
     "registry": "load_plugins",
 }
 _MODULES = {"exact": "programs", "graph": "programs", "metrics": "evaluation"}
@@ -114,6 +116,7 @@ __all__ = [
     "match_slots",
     "metrics",
     "open_dataset",
+    "prepare_images",
     "refine_masks",
     "train",
 ]

@@ -1,5 +1,6 @@
 """Models on images and videos of users. Read in this order:
 
+prepare.py      paths, PIL images, arrays and tensors as the tensors that a model takes
 predictor.py    from an image in memory to labels: preprocess, crop, refine, upsample
 coco.py         masks in COCO's format
 predict.py      `cutslots predict`: images to files

@@ -27,7 +27,7 @@ import numpy as np
 from PIL import Image
 
 import cutslots
-from cutslots.data.images import ImageWarning, list_images, read_image
+from cutslots.data.images import ImageWarning, read_image
 from cutslots.devices import resolve_device
 from cutslots.files import (
     Layout,
@@ -40,7 +40,8 @@ from cutslots.files import (
     write_atomically,
 )
 from cutslots.inference.coco import add_annotations, new_coco
-from cutslots.inference.predictor import Resize, draw_overlay, predict_image
+from cutslots.inference.predictor import draw_overlay, predict_image
+from cutslots.inference.prepare import Resize, find_images
 from cutslots.models.checkpoints import load
 from cutslots.models.discovery import Discovery
 from cutslots.models.mask_kinds import DEFAULT_MASK_KIND, MaskKind
@@ -62,7 +63,7 @@ def predict(
     Returns False if some image cannot be read: a message names it, and the others are written. `overwrite` replaces an
     earlier prediction in the folder. `plugins` register the parts of a model that has its own.
     """
-    names = _folder_names(_list_files(images), out)
+    names = _folder_names(find_images(images), out)
     model = load(checkpoint, resolve_device(device), plugins)
     if model.frames > 1:
         raise ValueError(f"checkpoint: {checkpoint} was trained on videos, not images; see cutslots track")
@@ -95,18 +96,6 @@ def predict(
     if failed:
         print(f"cutslots: {failed} of {len(names)} images could not be read", file=sys.stderr)
     return not failed
-
-
-def _list_files(images: Path) -> list[Path]:
-    if images.exists() and not images.is_dir():
-        return [images]
-    if not images.is_dir():
-        raise ValueError(f"images: there is no {images}; expected an image or a folder of images")
-    inner = images / "images"  # as `generate` writes them
-    files = (list_images(inner, by_name=True) if inner.is_dir() else []) or list_images(images, by_name=True)
-    if not files:
-        raise ValueError(f"images: {images} holds no images")
-    return files
 
 
 def _folder_names(files: list[Path], out: Path) -> dict[Path, str]:

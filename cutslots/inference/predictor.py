@@ -1,6 +1,6 @@
 """From an image of any size to the masks of a model, in memory.
 
-The model has one image size, (H, W). `preprocess` scales an image to fit it and pads the rest, or stretches the image;
+The model has one image size, (H, W). `prepare.py` scales an image to fit it and pads the rest, or stretches the image;
 `crop_output` removes the padding from what the model returns; `upsample_labels` brings masks to the size of the image.
 
 Shapes: K slots, H W of the model's images, h w of the image without its padding.
@@ -9,7 +9,6 @@ Shapes: K slots, H W of the model's images, h w of the image without its padding
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -18,27 +17,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cutslots.evaluation.visualize import colorize
+from cutslots.inference.prepare import Box, Resize, fit_image
 from cutslots.models.discovery import Discovery, DiscoveryOutput, check_finite
 from cutslots.models.mask_kinds import DEFAULT_MASK_KIND, MaskKind
 from cutslots.models.refinement import select_masks
 from cutslots.viz.images import blend_colors, to_uint8
 
 MAX_PIXELS = 2**22  # of a large image that are processed at once
-
-Resize = Literal["pad", "stretch"]
-
-
-class Box(NamedTuple):
-    """The pixels of a model's image that are not padding."""
-
-    top: int
-    left: int
-    height: int
-    width: int
-
-    def crop(self, x: Tensor) -> Tensor:
-        """Return the pixels (..., h, w) of x (..., H, W) inside the box."""
-        return x[..., self.top : self.top + self.height, self.left : self.left + self.width]
 
 
 @torch.no_grad()
@@ -61,27 +46,9 @@ def predict_image(
 
 
 def preprocess(model: Discovery, image: Image.Image, resize: Resize = "pad") -> tuple[Tensor, Box]:
-    """Return an RGB image as uint8 (1, 3, H, W), at the size and on the device of a model, and where it lies in it.
-
-    "pad" keeps the aspect ratio: the image is scaled to fit into (H, W) and its border pixels are repeated around it.
-    "stretch" scales height and width separately.
-    """
-    if resize not in get_args(Resize):
-        raise ValueError(f"resize is {resize!r}; expected one of {', '.join(get_args(Resize))}")
-    height, width = model.image_size
-    box = _fit(image.size, (height, width)) if resize == "pad" else Box(0, 0, height, width)
-    pixels = np.array(image.resize((box.width, box.height), Image.Resampling.BILINEAR))
-    bottom, right = height - box.top - box.height, width - box.left - box.width
-    pixels = np.pad(pixels, ((box.top, bottom), (box.left, right), (0, 0)), mode="edge")
-    return torch.from_numpy(pixels).permute(2, 0, 1)[None].to(next(model.parameters()).device), box
-
-
-def _fit(size: tuple[int, int], shape: tuple[int, int]) -> Box:
-    """Return the largest centred box in (H, W) with the aspect ratio of an image of size (width, height)."""
-    (width, height), (H, W) = size, shape
-    scale = min(H / height, W / width)
-    h, w = (max(1, min(round(scale * side), limit)) for side, limit in ((height, H), (width, W)))
-    return Box((H - h) // 2, (W - w) // 2, h, w)
+    """Return an RGB image as uint8 (1, 3, H, W), at the size and on the device of a model, and where it lies in it."""
+    pixels, box = fit_image(image, model.image_size, resize)
+    return pixels.to(next(model.parameters()).device), box
 
 
 def crop_output(output: DiscoveryOutput, box: Box) -> DiscoveryOutput:

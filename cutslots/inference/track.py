@@ -25,7 +25,8 @@ import cutslots
 from cutslots.devices import resolve_device
 from cutslots.files import Layout, append_line, output_folder, progress, write_atomically
 from cutslots.inference.coco import bounding_box
-from cutslots.inference.predictor import Resize, crop_output, draw_overlay, preprocess, upsample_labels
+from cutslots.inference.predictor import crop_output, draw_overlay, preprocess, upsample_labels
+from cutslots.inference.prepare import Resize
 from cutslots.inference.video import MAX_GIF_FRAMES, Video, VideoWriter, has_pyav, open_video
 from cutslots.models.checkpoints import load
 from cutslots.models.tracker import Tracker

@@ -108,7 +108,11 @@ class Discovery(
         return self.slots.num_slots
 
     def forward(self, image: Tensor) -> DiscoveryOutput:
-        """Return slots, masks and reconstruction of images (B, 3, H, W), uint8 or floating point in [0, 1]."""
+        """Return slots, masks and reconstruction of images (B, 3, H, W), uint8 or floating point in [0, 1].
+
+        The type and the shape are checked, the values are not: that would make the CPU wait for the GPU.
+        `cutslots.prepare_images` checks them, and makes such a tensor of paths, PIL images and arrays.
+        """
         slots, partition_masks = self.encode(image)
         return DiscoveryOutput(slots, partition_masks=partition_masks, **self.decode(slots)._asdict())
 
@@ -127,6 +131,7 @@ class Discovery(
     def normalize(self, image: Tensor) -> Tensor:
         """Check images and map them to the range that the encoder expects."""
         height, width = self.image_size
+        check_is_tensor(image)
         if image.ndim != 4 or image.shape[1:] != (3, height, width):
             raise ValueError(f"image has shape {tuple(image.shape)}; expected (B, 3, {height}, {width})")
         image = to_float(image).to(next(self.parameters()).dtype)
@@ -204,8 +209,15 @@ def build(config: ModelConfig) -> Discovery:
     return model
 
 
+def check_is_tensor(image: object) -> None:
+    """Raise a TypeError for images that are not a tensor."""
+    if not isinstance(image, Tensor):
+        advice = "cutslots.prepare_images makes one of paths, PIL images and arrays"
+        raise TypeError(f"image is a {type(image).__name__}; expected a tensor ({advice})")
+
+
 def to_float(image: Tensor) -> Tensor:
-    """Return uint8 images as floats in [0, 1], and floating-point images unchanged."""
+    """Return uint8 images as floats in [0, 1], and floating-point images unchanged. Does not look at the values."""
     if image.dtype == torch.uint8:
         return image / 255.0
     if image.is_floating_point():
@@ -231,6 +243,7 @@ def channels_last(model: Discovery) -> Discovery:
 
 def flatten_frames(clips: Tensor, frames: int | None = None) -> Tensor:
     """Return the frames of clips (B, T, 3, H, W) as images (B * T, 3, H, W)."""
+    check_is_tensor(clips)
     if clips.ndim != 5 or (frames and clips.shape[1] != frames):
         raise ValueError(f"image has shape {tuple(clips.shape)}; expected clips (B, {frames or 'T'}, 3, H, W)")
     return clips.flatten(0, 1)

@@ -8,13 +8,13 @@ from PIL import Image
 from cutslots.evaluation.visualize import colorize
 from cutslots.inference import predictor
 from cutslots.inference.predictor import (
-    Box,
     crop_output,
     draw_overlay,
     predict_image,
     preprocess,
     upsample_labels,
 )
+from cutslots.inference.prepare import Box
 from cutslots.models.checkpoints import load
 from cutslots.models.discovery import DiscoveryOutput
 from cutslots.models.refinement import select_masks
