@@ -7,6 +7,8 @@
     OUT/NAME/reconstruction.png   the model's reconstruction
     OUT/request.json              what was asked for, and every NAME
 
+Folders of images that are not in coco.json, written before, are removed.
+
 NAME is the file name of the image without its suffix; dots are written as underscores. Images may have up to 178
 megapixels; masks have the size of their image.
 """
@@ -38,6 +40,7 @@ from cutslots.files import (
     read_json,
     remove,
     write_atomically,
+    write_json,
 )
 from cutslots.inference.coco import add_annotations, new_coco
 from cutslots.inference.predictor import draw_overlay, predict_image
@@ -78,6 +81,8 @@ def predict(
     coco, failed = new_coco(), 0
     request = _keep_folders(out, request)
     with output_folder(out, layout, request, overwrite, clear=partial(_clear, out)), progress() as bar:
+        for name in set(request["folders"]).difference(names.values()):
+            _remove_image(out, name)
         for file, name in bar.track(names.items(), description="images"):
             try:
                 with warnings.catch_warnings(action="ignore"):  # Pillow's: what matters is raised
@@ -85,12 +90,14 @@ def predict(
                     image = read_image(file)
             except ValueError as error:
                 failed += 1
+                _remove_image(out, name)
                 message = f"cutslots: {escape_unprintable(error)}"
                 bar.console.print(message, style="red", markup=False, highlight=False, emoji=False, soft_wrap=True)
                 continue
             labels, scores = _write(model, image, out / name, masks, resize)
             add_annotations(coco, file.name, labels, scores)
             del image, labels  # before the next is read: two large images take twice the memory
+        write_json(out / "request.json", request | {"folders": sorted(names.values())})
         write_atomically(out / "coco.json", json.dumps(coco).encode())
     print(f"wrote {len(names) - failed} of {len(names)} images to {out}; all masks are in {out / 'coco.json'}")
     if failed:
@@ -109,7 +116,7 @@ def _folder_names(files: list[Path], out: Path) -> dict[Path, str]:
 
 def _keep_folders(out: Path, request: dict[str, Any]) -> dict[str, Any]:
     """Return the request with the folders that it wrote before, from images that are not there now: they are listed
-    for a later prediction to remove them."""
+    until they are removed."""
     before = read_json(out / "request.json") or {}
     if differences(before, request, ("folders",)):
         return request
@@ -117,14 +124,20 @@ def _keep_folders(out: Path, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _clear(out: Path, request: dict[str, Any]) -> None:
-    """Remove what an earlier prediction wrote. A folder goes only if nothing else is in it."""
+    """Remove what an earlier prediction wrote."""
     remove(out, ("coco.json",))
-    for folder in (out / name for name in request.get("folders", [])):
-        if folder.parent == out and folder.is_dir() and not folder.is_symlink():
-            slots = {file.name.removesuffix(".part") for file in folder.glob("slot_*.png*")}
-            remove(folder, {"overlay.png", "labels.png", "reconstruction.png"} | slots)
-            with contextlib.suppress(OSError):  # it is not empty
-                folder.rmdir()
+    for name in request.get("folders", []):
+        _remove_image(out, name)
+
+
+def _remove_image(out: Path, name: str) -> None:
+    """Remove what was written for an image. Its folder goes only if nothing else is in it."""
+    folder = out / name
+    if folder.parent == out and folder.is_dir() and not folder.is_symlink():
+        slots = {file.name.removesuffix(".part") for file in folder.glob("slot_*.png*")}
+        remove(folder, {"overlay.png", "labels.png", "reconstruction.png"} | slots)
+        with contextlib.suppress(OSError):  # it is not empty
+            folder.rmdir()
 
 
 def _write(

@@ -284,14 +284,43 @@ def test_overwrite_removes_only_what_predict_wrote(checkpoint, images, tmp_path)
     assert [p.name for p in (out / "tall").iterdir()] == ["notes.txt"]
 
 
-def test_folder_of_an_image_that_is_gone_is_removed_later(checkpoint, images, tmp_path):
+def folders(out):
+    """The folders of images in an output, in request.json and in coco.json."""
+    named = json.loads((out / "request.json").read_text())["folders"]
+    images = json.loads((out / "coco.json").read_text())["images"]
+    return sorted(p.name for p in out.iterdir() if p.is_dir()), named, sorted(i["file_name"][:-4] for i in images)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_folder_of_an_image_that_is_gone_is_removed(checkpoint, images, tmp_path, overwrite):
+    source, out = Path(shutil.copytree(images, tmp_path / "source")), tmp_path / "out"
+    predict(checkpoint, source, out, device="cpu")
+    (source / "tall.png").unlink()
+    (out / "dot" / "notes.txt").write_text("mine")
+    predict(checkpoint, source, out, device="cpu", overwrite=overwrite)
+    assert folders(out) == (["dot", "wide"],) * 3 and (out / "dot" / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_folder_of_an_image_that_became_unreadable_is_removed(checkpoint, images, tmp_path, overwrite):
+    source, out = Path(shutil.copytree(images, tmp_path / "source")), tmp_path / "out"
+    predict(checkpoint, source, out, device="cpu")
+    (source / "tall.png").write_bytes(b"torn")
+    assert not predict(checkpoint, source, out, device="cpu", overwrite=overwrite)
+    on_disk, _, in_json = folders(out)
+    assert on_disk == in_json == ["dot", "wide"]
+
+
+def test_a_folder_that_predict_removed_is_no_longer_its_own(checkpoint, images, tmp_path):
+    """Another file of the same name, put there later, stays."""
     source, out = Path(shutil.copytree(images, tmp_path / "source")), tmp_path / "out"
     predict(checkpoint, source, out, device="cpu")
     (source / "tall.png").unlink()
     predict(checkpoint, source, out, device="cpu")
-    assert (out / "tall").exists(), "the same command again removes nothing"
+    (out / "tall").mkdir()
+    (out / "tall" / "overlay.png").write_text("mine")
     predict(checkpoint, source, out, device="cpu", overwrite=True)
-    assert {p.name for p in out.iterdir() if p.is_dir()} == {"wide", "dot"}
+    assert (out / "tall" / "overlay.png").read_text() == "mine"
 
 
 def test_missing_images(checkpoint, tmp_path):
