@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from cutslots.data.registry import DATASETS, DatasetConfig
     from cutslots.dataset import Dataset, Sample
     from cutslots.evaluation import metrics
+    from cutslots.inference.prediction import Prediction, to_coco
+    from cutslots.inference.predictor import predict_images
     from cutslots.inference.prepare import prepare_images
+    from cutslots.inference.tracking import track_video
     from cutslots.models.checkpoints import load
     from cutslots.models.discovery import Discovery, DiscoveryConfig, DiscoveryOutput, build
     from cutslots.models.pair_discovery import PairDiscovery
-    from cutslots.models.refinement import refine_masks
+    from cutslots.models.refinement import high_recall_masks, posterior_masks, refine_masks, refine_video_masks
     from cutslots.models.spacetime_discovery import SpacetimeDiscovery
-    from cutslots.models.tracker import Tracker
+    from cutslots.models.tracker import Tracker, track_clip
     from cutslots.modules.decoders import DECODERS, Decoder, DecoderConfig
     from cutslots.modules.encoders import ENCODERS, Encoder, EncoderConfig
     from cutslots.modules.partition import PARTITIONS, KPartition, PartitionConfig
@@ -56,8 +59,8 @@ _NAMES = {  # the public names of each module; a module that is public itself is
     "models.pair_discovery": "PairDiscovery",
     "models.spacetime_discovery": "SpacetimeDiscovery",
     "models.checkpoints": "load",
-    "models.refinement": "refine_masks",
-    "models.tracker": "Tracker",
+    "models.refinement": "high_recall_masks posterior_masks refine_masks refine_video_masks",
+    "models.tracker": "Tracker track_clip",
     "scenes": "Scenes",
     "dataset": "Dataset Sample",
     "data.registry": "DATASETS DatasetConfig",
@@ -67,6 +70,9 @@ _NAMES = {  # the public names of each module; a module that is public itself is
     "training.presets": "PRESETS",
     "training.loop": "train",
     "inference.prepare": "prepare_images",
+    "inference.prediction": "Prediction to_coco",
+    "inference.predictor": "predict_images",
+    "inference.tracking": "track_video",
     "registry": "load_plugins",
 }
 _MODULES = {"exact": "programs", "graph": "programs", "metrics": "evaluation"}
@@ -100,6 +106,7 @@ __all__ = [
     "Matching",
     "PairDiscovery",
     "PartitionConfig",
+    "Prediction",
     "Sample",
     "Scenes",
     "SlotAttention",
@@ -111,13 +118,20 @@ __all__ = [
     "build",
     "exact",
     "graph",
+    "high_recall_masks",
     "load",
     "load_plugins",
     "match_slots",
     "metrics",
     "open_dataset",
+    "posterior_masks",
+    "predict_images",
     "prepare_images",
     "refine_masks",
+    "refine_video_masks",
+    "to_coco",
+    "track_clip",
+    "track_video",
     "train",
 ]
 

@@ -22,7 +22,7 @@ import tyro
 import cutslots
 from cutslots.files import Notice, escape_unprintable
 from cutslots.models.associations import Association
-from cutslots.models.mask_kinds import MaskKind
+from cutslots.models.mask_kinds import MaskKind, VideoMaskKind
 
 Split = Literal["train", "val", "test"]
 PublishedDataset = Literal[
@@ -114,10 +114,14 @@ def predict(
     device: str = "auto",
     masks: MaskKind = "refined",
     resize: Literal["pad", "stretch"] = "pad",
+    background: bool = True,
     overwrite: bool = False,
     plugins: Plugins = (),
 ) -> None:
     """Run inference on an image or a folder of images: overlay, masks, reconstruction, COCO JSON.
+
+    The checkpoints of the package are trained on rendered scenes, not on photographs. A warning says when images are
+    far from the training data.
 
     Args:
         checkpoint: A run folder, a .safetensors file or the name of a checkpoint (`cutslots parts`).
@@ -127,6 +131,7 @@ def predict(
         masks: refined: the decoder's masks, refined with the image as evidence, similar slots merged. high-recall:
             these, with the background down-weighted, to miss fewer objects. decoder: the decoder's masks unchanged.
         resize: pad keeps the aspect ratio and pads the image to the size of the model; stretch does not keep it.
+        background: Write the mask and the annotation of the background, the slot with the most border pixels.
         overwrite: Replace what an earlier prediction wrote to the folder.
     """
     # Before torch is imported: threads that wait by spinning take the cores from those they wait for. On two busy cores
@@ -134,7 +139,7 @@ def predict(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from cutslots.inference.predict import predict
 
-    if not predict(checkpoint, images, out, device, overwrite, masks, resize, plugins):
+    if not predict(checkpoint, images, out, device, overwrite, masks, resize, plugins, background):
         sys.exit(1)
 
 
@@ -143,28 +148,36 @@ def track(
     video: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="VIDEO")],
     out: Out,
     device: str = "auto",
+    masks: VideoMaskKind = "refined",
     association: Association | None = None,
     resize: Literal["pad", "stretch"] = "pad",
     overlay: Literal["auto", "mp4", "gif", "none"] = "auto",
+    background: bool = True,
     overwrite: bool = False,
     plugins: Plugins = (),
 ) -> None:
     """Track the objects in a video: overlay video, masks of every frame, tracks as JSON.
+
+    The checkpoints of the package are trained on rendered scenes, not on recorded videos. A warning says when a video
+    is far from the training data.
 
     Args:
         checkpoint: A run folder, a .safetensors file or the name of a checkpoint (`cutslots parts`).
         video: A video file (with the video extra), a GIF or other animated image, or a folder of frames.
         out: The folder to write to.
         device: cpu, cuda, cuda:1, mps; by default CUDA where available.
+        masks: refined: the decoder's masks, refined with the frames as evidence, similar slots merged in all frames;
+            takes two passes. decoder: the decoder's masks unchanged.
         association: How slots are associated over time: weighted by area, by the learned matching of pairs, or by the
             Hungarian algorithm on inner products. area by default.
         resize: pad keeps the aspect ratio and pads frames to the size of the model; stretch does not keep it.
         overlay: The format of the overlay video; by default MP4 where PyAV is installed, else GIF.
+        background: Write the masks and the track of the background, the slot with the most border pixels.
         overwrite: Replace what an earlier command wrote to the folder.
     """
     from cutslots.inference.track import track
 
-    track(checkpoint, video, out, device, association, overlay, overwrite, resize, plugins)
+    track(checkpoint, video, out, device, association, overlay, overwrite, resize, plugins, masks, background)
 
 
 def export(

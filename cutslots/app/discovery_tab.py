@@ -17,7 +17,7 @@ import json
 import math
 import time
 import zipfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -33,13 +33,12 @@ from cutslots.app.figures import boundaries, figure_html, image_url, static
 from cutslots.app.security import MAX_UPLOAD
 from cutslots.app.sources import Source, generate_scene, open_upload
 from cutslots.inference.coco import add_annotations, new_coco
-from cutslots.inference.predict import mask_files
-from cutslots.inference.predictor import crop_output, draw_overlay, preprocess, upsample_labels
+from cutslots.inference.prediction import draw_overlay, mask_files
+from cutslots.inference.predictor import is_unfamiliar, predict_image, unfamiliar_sentence, upsample_labels
+from cutslots.inference.tracking import find_merges, track_frames
 from cutslots.models.checkpoints import checkpoint_file, checkpoint_names, load
 from cutslots.models.discovery import Discovery
 from cutslots.models.mask_kinds import MaskKind
-from cutslots.models.refinement import select_masks
-from cutslots.models.tracker import Tracker
 from cutslots.viz.images import to_uint8
 from cutslots.viz.palette import PALETTE
 
@@ -79,6 +78,9 @@ class ViewState(NamedTuple):
     reconstructions: np.ndarray  # (T, h, w, 3) uint8
     seconds: float  # run time
     merged_into: tuple[int, ...]  # (K,) the slot that each slot is merged into, or itself
+    slot_scores: np.ndarray  # (T, K) of the slots as they are, not merged
+    background: int | None = None  # the slot that is the background
+    warning: str = ""  # that the source is far from the training data
     frame: int = 0
     hidden: Collection[int] = ()
     selected: int | None = None
@@ -88,39 +90,54 @@ class Segmentation(NamedTuple):
     """The slot of every pixel of one frame."""
 
     labels: np.ndarray  # (H, W) uint8, slots from 0
-    confidences: np.ndarray  # (K,) mean mask value over the pixels of each slot
+    scores: np.ndarray  # (K,) of each slot; a merged slot has the highest score of its members
     areas: np.ndarray  # (K,) fraction of the pixels of each slot
 
 
-@torch.no_grad()
 def discover(
     model: Discovery, source: Source, masks: MaskKind = "refined", frames: int = 1, seconds: float = math.inf
 ) -> ViewState:
     """Run the model on the first frames of a source.
 
-    One frame gets the masks that `predict` computes. Several are tracked, with the decoder's masks, as `track` does.
-    No further frame is started after `seconds`, so the result may have fewer frames than asked for."""
+    One frame gets the masks that `predict` computes. Several are tracked as `track` does; they have no high-recall
+    masks, so refined ones are shown. No further frame is started after about `seconds`, so the result may have fewer
+    frames than asked for."""
     start = time.perf_counter()
     chosen = source.frames[: max(1, frames)]
-    torch.manual_seed(0)  # Slot Attention samples its initial slots
-    tracker, outputs = Tracker(model), []
-    for frame in chosen:
-        outputs.append(_discover_frame(model, tracker, frame, masks if len(chosen) == 1 else "decoder"))
-        if time.perf_counter() - start > seconds:
-            break
-    soft, slot_reconstructions, reconstructions = zip(*outputs, strict=True)
-    arrays = torch.stack(soft), np.stack(slot_reconstructions), np.stack(reconstructions)
-    return ViewState(source, *arrays, time.perf_counter() - start, tuple(range(model.num_slots)))
+    if len(chosen) == 1:
+        predictions = [predict_image(model, chosen[0], masks, name=source.name)]
+    elif masks == "decoder":
+        predictions = list(track_frames(model, _until(chosen, seconds)))
+    else:
+        tracked: list[Image.Image] = []
+        merges = find_merges(model, _until(chosen, seconds / 2, tracked))
+        predictions = list(track_frames(model, tracked, merges=merges))
+    outputs = [prediction.output for prediction in predictions]
+    unfamiliar = [source.name] if 2 * sum(map(is_unfamiliar, predictions)) > len(predictions) else []
+    return ViewState(
+        source,
+        torch.stack([prediction.soft_masks for prediction in predictions]),
+        np.stack([to_uint8(output.slot_reconstructions) for output in outputs]),
+        np.stack([to_uint8(output.reconstruction) for output in outputs]),
+        time.perf_counter() - start,
+        tuple(range(model.num_slots)),
+        np.stack([prediction.slot_scores for prediction in predictions]),
+        predictions[0].background,
+        unfamiliar_sentence(model, unfamiliar, 1) if unfamiliar else "",
+    )
 
 
-def _discover_frame(
-    model: Discovery, tracker: Tracker, frame: Image.Image, masks: MaskKind
-) -> tuple[Tensor, np.ndarray, np.ndarray]:
-    """Return masks (K, h, w), slot reconstructions (K, h, w, 3) and reconstruction (h, w, 3) of one frame."""
-    image, box = preprocess(model, frame)
-    output = crop_output(tracker(image), box)
-    soft = select_masks(masks, output, box.crop(image))[0].float().cpu()
-    return soft, to_uint8(output.slot_reconstructions[0]), to_uint8(output.reconstruction[0])
+def _until(
+    frames: Sequence[Image.Image], seconds: float, started: list[Image.Image] | None = None
+) -> Iterator[Image.Image]:
+    """Yield frames, the first one always, until so much time has passed; append them to `started`."""
+    start = time.perf_counter()
+    for number, frame in enumerate(frames):
+        if number and time.perf_counter() - start > seconds:
+            return
+        if started is not None:
+            started.append(frame)
+        yield frame
 
 
 def merge(view: ViewState, slots: Collection[int]) -> ViewState:
@@ -146,8 +163,15 @@ def merged_masks(view: ViewState) -> Tensor:
 def segment(view: ViewState) -> Segmentation:
     """Return the slot of every pixel of the frame shown."""
     width, height = view.source.frames[view.frame].size
-    labels, confidences = upsample_labels(merged_masks(view), (height, width))
-    return Segmentation(labels, confidences, np.bincount(labels.ravel(), minlength=len(view.merged_into)) / labels.size)
+    labels, _ = upsample_labels(merged_masks(view), (height, width))
+    scores = np.zeros(len(view.merged_into))
+    np.maximum.at(scores, list(view.merged_into), view.slot_scores[view.frame])
+    return Segmentation(labels, scores, np.bincount(labels.ravel(), minlength=len(view.merged_into)) / labels.size)
+
+
+def background(view: ViewState) -> int | None:
+    """Return the slot that is the background, after merges."""
+    return None if view.background is None else view.merged_into[view.background]
 
 
 def segment_frames(view: ViewState) -> list[Segmentation]:
@@ -180,12 +204,12 @@ def zip_masks(view: ViewState) -> bytes:
     Hidden slots are left out; their pixels are 0 in labels.png."""
     record, data = new_coco(), io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as out:
-        for t, (labels, confidences, _) in enumerate(segment_frames(view)):
+        for t, (labels, scores, _) in enumerate(segment_frames(view)):
             name = view.source.name + (f"_{t:03d}" if len(view.masks) > 1 else "")
             visible = np.where(np.isin(labels, list(view.hidden)), 0, labels + 1).astype(np.uint8)
             for file, content in mask_files(visible):
                 out.writestr(f"{name}/{file}", content)
-            add_annotations(record, f"{name}.png", labels, confidences)
+            add_annotations(record, f"{name}.png", labels, scores, background(view))
         annotations = [each for each in record["annotations"] if each["slot"] - 1 not in view.hidden]
         out.writestr("coco.json", json.dumps(record | {"annotations": annotations}))
     return data.getvalue()
@@ -195,10 +219,12 @@ def zip_masks(view: ViewState) -> bytes:
 
 
 def overlay_image(view: ViewState, segmentation: Segmentation) -> np.ndarray:
-    """Return the frame (H, W, 3) in the colors of its slots, with white boundaries. Hidden slots are not colored."""
+    """Return the frame (H, W, 3) with objects in the colors of their slots, with white boundaries.
+
+    The background and hidden slots are not colored."""
     image = view.source.frames[view.frame]
     overlay = image.copy()
-    draw_overlay(overlay, segmentation.labels)
+    draw_overlay(overlay, segmentation.labels, background(view))
     colored = np.where(boundaries(segmentation.labels)[..., None], np.uint8(255), np.asarray(overlay))
     return np.where(np.isin(segmentation.labels, list(view.hidden))[..., None], np.asarray(image), colored)
 
@@ -248,16 +274,17 @@ def _slots_html(view: ViewState, segmentation: Segmentation) -> str:
 
 
 def _selected_html(view: ViewState, segmentation: Segmentation) -> str:
-    """Return the area, the confidence, the pixels and the reconstruction of the selected slot."""
+    """Return the area, the score, the pixels and the reconstruction of the selected slot."""
     if view.selected is None:
         return '<p class="hint">Click a mask, or choose a slot with Tab and Enter, to see that slot alone.</p>'
     k = view.merged_into[view.selected]
     name = f"Slot {k + 1}" + (f" (merged: {_members(view, k)})" if view.merged_into.count(k) > 1 else "")
+    name += ", the background" if k == background(view) else ""
     area = f"{_percent(segmentation.areas[k])} of the pixels"
-    confidence = f", mean confidence {segmentation.confidences[k]:.2f}" if segmentation.areas[k] else ""
+    score = f", score {segmentation.scores[k]:.2f}" if segmentation.areas[k] else ""
     image = np.asarray(view.source.frames[view.frame])
     pixels = np.where((segmentation.labels == k)[..., None], image, np.uint8(255))
-    return f"""<p class="summary" role="status" style="{_color(k)}">{name}: {area}{confidence}.</p>
+    return f"""<p class="summary" role="status" style="{_color(k)}">{name}: {area}{score}.</p>
         <div class="images">{figure_html(pixels, "masked image", f"The pixels of slot {k + 1}, on white")}
         {figure_html(slot_image(view, k), "slot reconstruction", f"Reconstruction of slot {k + 1}, on white")}</div>"""
 
@@ -267,7 +294,7 @@ def _status(view: ViewState, segmentation: Segmentation) -> str:
     text = [f"{view.source.name}: {nonempty} of {len(merged_into)} slots have pixels; run time {view.seconds:.2f} s."]
     text += [f"Tracked over {frames} frames."] if frames > 1 else []
     text += [f"Merged: {_members(view, k)}." for k in sorted(set(merged_into)) if merged_into.count(k) > 1]
-    return " ".join([*text, view.source.note])
+    return " ".join([*text, view.source.note, f"Warning: {view.warning}." if view.warning else ""]).strip()
 
 
 def _members(view: ViewState, slot: int) -> str:
@@ -312,6 +339,7 @@ class DiscoveryTab:
     def _add_inputs(self, choices: list[str], allow_paths: bool) -> None:
         gr = self.gr
         info = "A checkpoint by name" + (", or the path of a run folder or .safetensors file." if allow_paths else ".")
+        info += " Those of the package are trained on rendered scenes, not on photographs."
         options = {"value": choices[0], "allow_custom_value": allow_paths}
         self.checkpoint = gr.Dropdown(choices, label="Checkpoint", info=info, **options)
         info = "Scenes are rendered by the built-in generator."
@@ -326,7 +354,7 @@ class DiscoveryTab:
         self.upload = gr.File(label=label, file_types=suffixes, height=150, elem_id="upload")
         self.frames = gr.Slider(1, step=1, label="Frames to track", visible=False, elem_id="frames")
         info = "refined: masks updated with the image, similar slots merged. high-recall: refined, with the background "
-        info += "down-weighted to miss fewer objects. decoder: the masks of the decoder. Videos use decoder masks."
+        info += "down-weighted to miss fewer objects (images only). decoder: the masks of the decoder."
         self.masks = gr.Radio(list(get_args(MaskKind)), value="refined", label="Masks", info=info)
 
     def _add_outputs(self) -> None:

@@ -1,9 +1,11 @@
 """Models on images and videos of users. Read in this order:
 
 prepare.py      paths, PIL images, arrays and tensors as the tensors that a model takes
-predictor.py    from an image in memory to labels: preprocess, crop, refine, upsample
 coco.py         masks in COCO's format
+prediction.py   Prediction: labels, masks, boxes, scores, overlay and files of one image
+predictor.py    from an image in memory to a Prediction: preprocess, crop, refine, upsample
 predict.py      `cutslots predict`: images to files
 video.py        reading and writing videos, frame by frame
+tracking.py     from a video to a Prediction for every frame
 track.py        `cutslots track`: a video to files
 """

@@ -1,4 +1,4 @@
-"""Masks in the format of COCO's annotation files: images, annotations with compressed run lengths, one category.
+"""Masks in the format of COCO's annotation files: images, annotations with compressed run lengths, two categories.
 
 COCO's "info" may hold a date. This one does not: the same prediction gives the same bytes.
 """
@@ -11,6 +11,8 @@ import numpy as np
 
 import cutslots
 
+OBJECT, BACKGROUND = 1, 2  # ids of the categories
+
 
 def new_coco() -> dict[str, Any]:
     """Return a COCO dictionary without images. pycocotools 2.0.9 and 2.0.10 need "info" to load results."""
@@ -19,26 +21,39 @@ def new_coco() -> dict[str, Any]:
         "licenses": [],
         "images": [],
         "annotations": [],
-        "categories": [{"id": 1, "name": "object"}],
+        "categories": [  # "isthing" is that of COCO's panoptic format
+            {"id": OBJECT, "name": "object", "isthing": 1},
+            {"id": BACKGROUND, "name": "background", "isthing": 0},
+        ],
     }
 
 
-def add_annotations(coco: dict[str, Any], name: str, labels: np.ndarray, scores: np.ndarray) -> None:
+def add_annotations(
+    coco: dict[str, Any],
+    name: str,
+    labels: np.ndarray,
+    scores: np.ndarray,
+    background: int | None = None,
+    include_background: bool = True,
+) -> None:
     """Add an image and its masks to a COCO dictionary.
 
-    `labels` (height, width) holds the slot of every pixel, from 0; `scores` (K,) the confidences of the slots. Beside
-    COCO's keys an annotation has "slot", from 1, and "score".
+    `labels` (height, width) holds the slot of every pixel, from 0; `scores` (K,) the scores of the slots. `background`
+    is the slot that gets the category "background", or no annotation. Beside COCO's keys an annotation has "slot", from
+    1, and "score".
     """
     height, width = labels.shape
     image_id = len(coco["images"]) + 1
     coco["images"].append({"id": image_id, "file_name": name, "width": width, "height": height})
     for k in np.unique(labels):
+        if k == background and not include_background:
+            continue
         mask = labels == k
         coco["annotations"].append(
             {
                 "id": len(coco["annotations"]) + 1,
                 "image_id": image_id,
-                "category_id": 1,
+                "category_id": BACKGROUND if k == background else OBJECT,
                 "slot": int(k) + 1,
                 "score": round(float(scores[k]), 4),
                 "segmentation": encode_rle(mask),

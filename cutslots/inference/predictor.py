@@ -1,4 +1,4 @@
-"""From an image of any size to the masks of a model, in memory.
+"""From an image of any size to a `Prediction`, in memory.
 
 The model has one image size, (H, W). `prepare.py` scales an image to fit it and pads the rest, or stretches the image;
 `crop_output` removes the padding from what the model returns; `upsample_labels` brings masks to the size of the image.
@@ -8,7 +8,10 @@ Shapes: K slots, H W of the model's images, h w of the image without its padding
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,33 +19,131 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from cutslots.evaluation.visualize import colorize
-from cutslots.inference.prepare import Box, Resize, fit_image
+from cutslots.inference.prediction import MAX_PIXELS, Prediction, strips
+from cutslots.inference.prepare import Box, Images, Resize, fit_image, open_images
 from cutslots.models.discovery import Discovery, DiscoveryOutput, check_finite
 from cutslots.models.mask_kinds import DEFAULT_MASK_KIND, MaskKind
-from cutslots.models.refinement import select_masks
-from cutslots.viz.images import blend_colors, to_uint8
+from cutslots.models.refinement import high_recall_masks, select_masks
+from cutslots.models.training_data import reconstruction_errors
 
-MAX_PIXELS = 2**22  # of a large image that are processed at once
+
+def predict_images(
+    model: Discovery, images: Images, masks: MaskKind = DEFAULT_MASK_KIND, resize: Resize = "pad"
+) -> list[Prediction]:
+    """Return the objects in images; see `Discovery.predict`."""
+    check_takes_images(model)
+    predictions = [predict_image(model, image, masks, resize, name) for name, image in open_images(images)]
+    unfamiliar = [each.name for each in predictions if is_unfamiliar(each)]
+    if unfamiliar:
+        warnings.warn(unfamiliar_sentence(model, unfamiliar, len(predictions)), stacklevel=3)
+    return predictions
+
+
+def check_takes_images(model: Discovery, name: str = "model") -> None:
+    """Raise ValueError for a model of videos."""
+    if model.frames > 1:
+        raise ValueError(f"{name} was trained on videos, not images; see cutslots track and Discovery.track")
 
 
 @torch.no_grad()
 def predict_image(
-    model: Discovery, image: Image.Image, masks: MaskKind = DEFAULT_MASK_KIND, resize: Resize = "pad"
-) -> tuple[np.ndarray, np.ndarray, Image.Image]:
-    """Return the slot of every pixel, uint8 from 0, the confidence (K,) of each slot, and the reconstruction.
+    model: Discovery,
+    image: Image.Image,
+    masks: MaskKind = DEFAULT_MASK_KIND,
+    resize: Resize = "pad",
+    name: str = "image_0",
+) -> Prediction:
+    """Return the objects in one RGB image."""
+    frame = run_model(model, model, image, resize)
+    if masks == "high-recall":  # its own values are no measure of confidence
+        refined = select_masks("refined", frame.output, frame.pixels)
+        return make_prediction(model, frame, high_recall_masks(refined), name, values=refined)
+    return make_prediction(model, frame, select_masks(masks, frame.output, frame.pixels), name)
 
-    Labels and reconstruction have the size of the image. The confidence of a slot is the mean of its mask over the
-    pixels that it wins.
-    """
-    torch.manual_seed(0)  # Slot Attention samples its initial slots
+
+class Frame(NamedTuple):
+    """An image, and what a model returns for it, without the padding."""
+
+    image: Image.Image
+    pixels: Tensor  # (1, 3, h, w) uint8
+    output: DiscoveryOutput
+
+
+def run_model(
+    model: Discovery, forward: Callable[[Tensor], DiscoveryOutput], image: Image.Image, resize: Resize
+) -> Frame:
+    """Call `forward`, the model itself or a tracker, on an image."""
     pixels, box = preprocess(model, image, resize)
-    output = crop_output(model(pixels), box)
+    with fixed_seed(pixels.device):
+        output = forward(pixels)
+    output = crop_output(output, box)
     check_finite(model, masks=output.masks, reconstruction=output.reconstruction)
-    selected = select_masks(masks, output, box.crop(pixels))[0]
-    labels, scores = upsample_labels(selected, (image.height, image.width))
-    reconstruction = Image.fromarray(to_uint8(output.reconstruction[0]))
-    return labels, scores, reconstruction.resize(image.size, Image.Resampling.BICUBIC)
+    return Frame(image, box.crop(pixels), output)
+
+
+@contextmanager
+def fixed_seed(device: torch.device) -> Iterator[None]:
+    """Seed the random numbers of Slot Attention, which samples its initial slots. Those of the caller are restored."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        yield
+
+
+def make_prediction(
+    model: Discovery,
+    frame: Frame,
+    masks: Tensor,
+    name: str,
+    background: int | None = None,
+    values: Tensor | None = None,
+) -> Prediction:
+    """Return the prediction for masks (1, K, h, w). Scores are means of `values` (1, K, h, w), by default the masks.
+
+    `background` is that of an earlier frame; by default it is found in the labels.
+    """
+    image, soft = frame.image, masks[0].float().cpu()
+    size = (image.height, image.width)
+    labels, scores = upsample_labels(soft, size, None if values is None else values[0].float().cpu())
+    familiarity = _familiarity(model, frame)
+    return Prediction(
+        name=name,
+        image=image,
+        labels=labels,
+        background=find_background(labels) if background is None else background,
+        slot_scores=scores * (1.0 if familiarity is None else familiarity),
+        soft_masks=soft,
+        output=DiscoveryOutput(*(None if x is None else x[0].cpu() for x in frame.output)),
+        familiarity=familiarity,
+    )
+
+
+def find_background(labels: np.ndarray) -> int:
+    """Return the slot that is the background: the one with the most pixels on the border of the image."""
+    border = np.concatenate([labels[0], labels[-1], labels[1:-1, 0], labels[1:-1, -1]])
+    return int(np.bincount(border).argmax())
+
+
+def _familiarity(model: Discovery, frame: Frame) -> float | None:
+    if model.training_data is None:
+        return None
+    error, variance = reconstruction_errors(frame.output.reconstruction, frame.pixels)
+    return model.training_data.familiarity(float(error), float(variance))
+
+
+def is_unfamiliar(prediction: Prediction) -> bool:
+    """Return whether an image is known to be far from the training data."""
+    return prediction.familiarity is not None and prediction.familiarity < 1
+
+
+def unfamiliar_sentence(model: Discovery, names: Sequence[str], count: int, what: str = "images") -> str:
+    """Return a warning that some of `count` images are far from the training data of a model."""
+    trained_on = f" ({model.training_data.description})" if model.training_data else ""
+    which = names[0] if count == 1 else f"{len(names)} of {count} {what} (the first is {names[0]})"
+    verb = "is" if count == 1 or len(names) == 1 else "are"
+    return (
+        f"{which} {verb} far from the training data of this checkpoint{trained_on}: "
+        "the masks are probably not objects, and their scores are lowered"
+    )
 
 
 def preprocess(model: Discovery, image: Image.Image, resize: Resize = "pad") -> tuple[Tensor, Box]:
@@ -53,25 +154,32 @@ def preprocess(model: Discovery, image: Image.Image, resize: Resize = "pad") -> 
 
 def crop_output(output: DiscoveryOutput, box: Box) -> DiscoveryOutput:
     """Return the output of a model without the padding of its image; partition masks are on another grid and stay."""
+    slot_reconstructions = output.slot_reconstructions
     return output._replace(
         masks=box.crop(output.masks),
         reconstruction=box.crop(output.reconstruction),
-        slot_reconstructions=box.crop(output.slot_reconstructions),
+        slot_reconstructions=slot_reconstructions if slot_reconstructions is None else box.crop(slot_reconstructions),
     )
 
 
-def upsample_labels(masks: Tensor, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Upsample masks (K, h, w) to `shape`; return the winning slot of every pixel, uint8, and confidences (K,).
+def upsample_labels(
+    masks: Tensor, shape: tuple[int, int], values: Tensor | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Upsample masks (K, h, w) to `shape`; return the winning slot of every pixel, uint8, and scores (K,).
 
-    Works in strips of rows: of a large image only the labels are in memory at once.
+    The score of a slot is the mean of `values` (K, h, w), by default its mask, over the pixels that it wins. Works in
+    strips of rows: of a large image only the labels are in memory at once.
     """
-    masks, count = masks.float().cpu(), len(masks)
+    count = len(masks)
     labels, pixels, total = np.empty(shape, dtype=np.uint8), np.zeros(count), np.zeros(count)
     for rows in strips(shape, MAX_PIXELS):
         best, winner = torch.tensor(-1.0), torch.tensor(0, dtype=torch.uint8)
         for k, mask in enumerate(masks):
             mask = upsample_rows(mask, shape, rows)
             winner, best = torch.where(mask > best, k, winner), torch.fmax(best, mask)
+        if values is not None:
+            for k, value in enumerate(values):
+                best = torch.where(winner == k, upsample_rows(value, shape, rows), best)
         labels[rows] = winner
         pixels += torch.bincount(winner.flatten(), minlength=count).numpy()
         total += torch.bincount(winner.flatten(), best.flatten().double(), count).numpy()  # float32 counts to 2^24
@@ -88,17 +196,3 @@ def upsample_rows(mask: Tensor, shape: tuple[int, int], rows: slice) -> Tensor:
         mask = mask[above].lerp(mask[below], (position - above).float()[:, None])
         height = len(mask)
     return F.interpolate(mask[None, None], (height, width), mode="bilinear", align_corners=False)[0, 0]
-
-
-def strips(shape: tuple[int, ...], pixels: int) -> Iterator[slice]:
-    """Yield the rows of an image (height, width) in slices of about so many pixels."""
-    height, width = shape
-    step = max(1, pixels // width)
-    return (slice(y, min(y + step, height)) for y in range(0, height, step))
-
-
-def draw_overlay(image: Image.Image, labels: np.ndarray) -> None:
-    """Blend the colors of the slots into the image itself, in strips of rows: blending takes float64."""
-    for rows in strips(labels.shape, MAX_PIXELS // 16):
-        strip = image.crop((0, rows.start, image.width, rows.stop))
-        image.paste(Image.fromarray(blend_colors(np.asarray(strip), colorize(labels[rows]))), (0, rows.start))

@@ -17,7 +17,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from cutslots.data.images import list_images, read_image
+from cutslots.data.images import ImageWarning, list_images, read_image
 
 Resize = Literal["pad", "stretch"]
 
@@ -92,6 +92,7 @@ def open_image(image: ImageLike) -> Image.Image:
     """Return an image of any kind as RGB of 8 bits; see `prepare_images`."""
     if isinstance(image, str | os.PathLike):
         with warnings.catch_warnings(action="ignore"):  # Pillow's: what matters is raised
+            warnings.simplefilter("default", ImageWarning)
             return read_image(Path(image))
     if isinstance(image, Image.Image):
         return _from_pil(image)

@@ -1,11 +1,13 @@
 """`cutslots track`: the objects in a video, as files.
 
-    OUT/overlay.mp4 or .gif   the video blended with the colors of its tracks
+    OUT/overlay.mp4 or .gif   the video with its objects in the colors of their tracks
     OUT/masks/000000.png      palette PNGs, value = track, from 1
-    OUT/tracks.json           area and bounding box of every track in every frame; written last
+    OUT/tracks.json           area, bounding box and score of every track in every frame, and which track is the
+                              background; written last
     OUT/request.json          what was asked for
 
-Frames are processed one at a time: memory does not grow with the length of the video. See `cutslots.models.tracker`.
+Frames are processed one at a time: memory does not grow with the length of the video. Refined masks take two passes.
+See `tracking.py`.
 """
 
 from __future__ import annotations
@@ -13,22 +15,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from PIL import Image
 
 import cutslots
 from cutslots.devices import resolve_device
-from cutslots.files import Layout, append_line, output_folder, progress, write_atomically
+from cutslots.files import Layout, append_line, escape_unprintable, output_folder, progress, write_atomically
 from cutslots.inference.coco import bounding_box
-from cutslots.inference.predictor import crop_output, draw_overlay, preprocess, upsample_labels
+from cutslots.inference.prediction import Prediction
+from cutslots.inference.predictor import is_unfamiliar, unfamiliar_sentence
 from cutslots.inference.prepare import Resize
+from cutslots.inference.tracking import check_masks, find_merges, track_frames
 from cutslots.inference.video import MAX_GIF_FRAMES, Video, VideoWriter, has_pyav, open_video
 from cutslots.models.checkpoints import load
+from cutslots.models.mask_kinds import VideoMaskKind
 from cutslots.models.tracker import Tracker
 from cutslots.viz.images import encode_png, palette_image
 
@@ -47,37 +51,52 @@ def track(
     overwrite: bool = False,
     resize: Resize = "pad",
     plugins: Iterable[str | Path] = (),
+    masks: VideoMaskKind = "refined",
+    background: bool = True,
 ) -> None:
     """Track the objects in a video and write them to `out`.
 
     `overwrite` replaces an earlier tracking in the folder. `plugins` register the parts of a model that has its own.
+    Without `background` the background has no mask and no track.
     """
+    check_masks(masks)
     opened = open_video(video)
     model = load(checkpoint, resolve_device(device), plugins)
-    tracker = Tracker(model, association)
+    association = Tracker(model, association).association
     writer = _overlay_writer(overlay, opened, video, out)
-    request = {"command": "track", "checkpoint": str(checkpoint), "video": str(video), "resize": resize}
-    request |= {"association": tracker.association, "version": cutslots.__version__}
-    torch.manual_seed(0)  # Slot Attention samples its initial slots
-    count = 0
+    request: dict[str, Any] = {
+        "command": "track",
+        "checkpoint": str(checkpoint),
+        "video": str(video),
+        "masks": masks,
+        "resize": resize,
+    }
+    request |= {"association": association, "background": background, "version": cutslots.__version__}
+    count = unfamiliar = 0
     with output_folder(out, LAYOUT, request, overwrite), _append_to(out / "tracks.json") as tracks:
         _remove_frames(out)
         with writer or contextlib.nullcontext(), progress() as bar:
-            task = bar.add_task("frames", total=opened.length)
-            for count, image in enumerate(opened.frames, 1):
-                labels = _label_frame(tracker, image, resize)
-                write_atomically(out / "masks" / f"{count - 1:06d}.png", encode_png(palette_image(labels + 1)))
-                if writer:
-                    draw_overlay(image, labels)
-                    writer.add(np.asarray(image))
+            merges = None
+            if masks == "refined":
+                frames = bar.track(open_video(video).frames, total=opened.length, description="slots to merge")
+                merges = find_merges(model, frames, association, resize)
+            frames = bar.track(opened.frames, total=opened.length, description="frames")
+            for count, prediction in enumerate(track_frames(model, frames, association, resize, merges), 1):
                 if count == 1:
-                    facts = {"video": video.name, "width": image.width, "height": image.height, "fps": opened.fps}
-                    append_line(tracks, (json.dumps(facts)[:-1] + ', "frames": [').encode())
-                append_line(tracks, (("," if count > 1 else "") + json.dumps(_describe_tracks(labels))).encode())
-                bar.advance(task)
+                    append_line(tracks, _header(prediction, video, opened.fps, background))
+                described = json.dumps(_describe_tracks(prediction, background))
+                append_line(tracks, (("," if count > 1 else "") + described).encode())
+                labels = palette_image(prediction.numbered(background))
+                write_atomically(out / "masks" / f"{count - 1:06d}.png", encode_png(labels))
+                if writer:
+                    writer.add(np.asarray(prediction.overlay()))
+                unfamiliar += is_unfamiliar(prediction)
             append_line(tracks, b"]}")
     shown = f", {writer.path}" if writer else ""
     print(f"wrote {count} frames to {out}: {out / 'tracks.json'}{shown}, masks/")
+    if 2 * unfamiliar > count:
+        sentence = escape_unprintable(unfamiliar_sentence(model, [video.name], 1))
+        print(f"cutslots: warning: {sentence}", file=sys.stderr)
 
 
 def _overlay_writer(overlay: OverlayFormat, opened: Video, video: Path, out: Path) -> VideoWriter | None:
@@ -97,13 +116,6 @@ def _remove_frames(out: Path) -> None:
     (out / "masks").mkdir(exist_ok=True)
 
 
-def _label_frame(tracker: Tracker, image: Image.Image, resize: Resize) -> np.ndarray:
-    """Return the track of every pixel of the next frame, uint8 from 0."""
-    pixels, box = preprocess(tracker.model, image, resize)
-    output = crop_output(tracker(pixels), box)
-    return upsample_labels(output.masks[0], (image.height, image.width))[0]
-
-
 @contextlib.contextmanager
 def _append_to(path: Path) -> Iterator[Path]:
     """Yield a temporary file to append to; it gets its final name at the end."""
@@ -116,10 +128,21 @@ def _append_to(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def _describe_tracks(labels: np.ndarray) -> list[dict[str, Any]]:
-    """Return number, area in pixels and bounding box (left, top, width, height) of each track in a frame."""
+def _header(prediction: Prediction, video: Path, fps: float, background: bool) -> bytes:
+    """Return the beginning of tracks.json, up to the list of frames."""
+    width, height = prediction.image.size
+    track = prediction.background + 1 if background and prediction.background is not None else None
+    facts = {"video": video.name, "width": width, "height": height, "fps": fps, "background": track}
+    return (json.dumps(facts)[:-1] + ', "frames": [').encode()
+
+
+def _describe_tracks(prediction: Prediction, background: bool) -> list[dict[str, Any]]:
+    """Return number, area in pixels, bounding box (left, top, width, height) and score of each track in a frame."""
     tracks = []
-    for k in np.unique(labels):
-        mask = labels == k
-        tracks.append({"track": int(k) + 1, "area": int(mask.sum()), "bbox": bounding_box(mask)})
+    for k in np.unique(prediction.labels):
+        if k != prediction.background or background:
+            mask = prediction.labels == k
+            score = round(float(prediction.slot_scores[k]), 4)
+            facts = {"track": int(k) + 1, "area": int(mask.sum()), "bbox": bounding_box(mask), "score": score}
+            tracks.append(facts)
     return tracks

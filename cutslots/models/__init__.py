@@ -7,6 +7,7 @@ In reading order:
     spacetime_discovery  SpacetimeDiscovery: clips, partitioned by cuts through space and time
     checkpoints          saving and loading; the checkpoints that come with the package (weights/)
     model_card           the model card of a saved model
+    training_data        what a checkpoint was trained on, and whether an image resembles it
     graph_ocl            the authors' weights, converted to the preset graph-ocl
     refinement           sharper masks from the decoder's, with similar slots merged
     tracker              slots associated over the frames of a video

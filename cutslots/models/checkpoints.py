@@ -18,6 +18,8 @@ import cutslots.models.pair_discovery
 import cutslots.models.spacetime_discovery  # noqa: F401  both register their models
 from cutslots.files import write_atomically
 from cutslots.models.discovery import MODELS, Discovery, ModelConfig, build
+from cutslots.models.training_data import FILE as TRAINING_DATA
+from cutslots.models.training_data import read_training_data
 from cutslots.registry import load_plugins, loaded_plugins, plugins_of
 
 SHIPPED = Path(__file__).parent / "weights"
@@ -71,7 +73,8 @@ def load(checkpoint: str | Path, device: torch.device | str = "cpu", plugins: It
         device: The device to load to.
         plugins: Python files or modules that register the parts of the model, if it has any of its own.
 
-    The model is float32, also where the file holds float16 or bfloat16.
+    The model is float32, also where the file holds float16 or bfloat16. `model.training_data` says what it was trained
+    on, if the folder holds a training_data.json.
     """
     load_plugins(plugins)
     file = checkpoint_file(checkpoint)
@@ -85,6 +88,7 @@ def load(checkpoint: str | Path, device: torch.device | str = "cpu", plugins: It
         if not value.isfinite().all():
             raise ValueError(f"{file} holds values in {name} that are not finite; expected the weights of a good run")
     model.checkpoint = str(file)
+    model.training_data = read_training_data(file.with_name(TRAINING_DATA))
     return model.to(device).eval()
 
 

@@ -9,21 +9,28 @@ Shapes: B batch, T frames, K slots, D slot dimension, H W the image, h w the fea
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from huggingface_hub import ModelHubMixin
 from torch import Tensor, nn
 
+import cutslots
 from cutslots.models import model_card
+from cutslots.models.mask_kinds import DEFAULT_MASK_KIND, MaskKind, VideoMaskKind
+from cutslots.models.training_data import TrainingData
 from cutslots.modules import graph_ocl, slot_attention  # noqa: F401  they register parts
 from cutslots.modules.decoders import DECODERS, Decoder, DecoderConfig, DecoderOutput, SpatialBroadcastConfig
 from cutslots.modules.encoders import ENCODERS, CNNConfig, Encoder, EncoderConfig
 from cutslots.modules.slots import SLOTS, CutSlotsConfig, SlotModule, Slots, SlotsConfig
 from cutslots.registry import PartConfig, Range, Registry
+
+if TYPE_CHECKING:
+    from cutslots.inference.prediction import Prediction
+    from cutslots.inference.prepare import Images
 
 MAX_CLIP_PIXELS = 2**26  # of a training sample
 
@@ -97,6 +104,7 @@ class Discovery(
             )
         self.encoder, self.slots, self.decoder = encoder, slots, decoder
         self.config: ModelConfig | None = None
+        self.training_data: TrainingData | None = None  # of a checkpoint that says what it was trained on
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -137,6 +145,48 @@ class Discovery(
         image = to_float(image).to(next(self.parameters()).dtype)
         normalize = self.encoder.normalize if isinstance(self.encoder, Encoder) else _to_unit_range
         return normalize(image).contiguous(memory_format=torch.channels_last)
+
+    def predict(
+        self,
+        images: Images,
+        masks: MaskKind = DEFAULT_MASK_KIND,
+        resize: Literal["pad", "stretch"] = "pad",
+    ) -> list[Prediction]:
+        """Return the objects in images of any size: a `Prediction` with labels, masks, boxes and scores for each.
+
+        Args:
+            images: An image, a folder of images or a sequence of images, as paths, PIL images, arrays or tensors; see
+                `cutslots.prepare_images`.
+            masks: "refined", "high-recall" or "decoder".
+            resize: "pad" keeps the aspect ratio; "stretch" does not.
+
+        Warns once if images are far from the training data of the checkpoint.
+
+        >>> model = Discovery.from_pretrained("tiny-64")
+        >>> scene = cutslots.Scenes("plain", split="test", size=64)[3].image
+        >>> prediction = model.predict(scene)[0]
+        >>> prediction.masks.shape, prediction.boxes.shape, prediction.scores.shape
+        ((3, 64, 64), (3, 4), (3,))
+        """
+        return cutslots.predict_images(self, images, masks, resize)  # inference is a layer above models
+
+    def track(
+        self,
+        video: Images,
+        masks: VideoMaskKind = "refined",
+        association: str | None = None,
+        resize: Literal["pad", "stretch"] = "pad",
+    ) -> Iterator[Prediction]:
+        """Yield the objects in every frame of a video. A label is the same object in all frames.
+
+        Args:
+            video: A video file, a GIF, a folder of frames, or the frames as a sequence, an array or a tensor.
+            masks: "refined" or "decoder". Refined masks take two passes over the video: which slots are merged depends
+                on all frames.
+            association: How slots are associated over time, one of `associations`; by default the first of them.
+            resize: "pad" keeps the aspect ratio; "stretch" does not.
+        """
+        return cutslots.track_video(self, video, masks, association, resize)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]

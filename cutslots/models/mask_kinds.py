@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 MaskKind = Literal["refined", "high-recall", "decoder"]  # the keys of MASK_KINDS, for annotations and option values
+VideoMaskKind = Literal["refined", "decoder"]  # the high-recall step is for images
 DEFAULT_MASK_KIND: MaskKind = "refined"
 
 

@@ -18,7 +18,7 @@ Shapes: B batch, K slots, T frames, H W image.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -72,7 +72,7 @@ def refine_masks(
     torch.Size([2, 6, 64, 64])
     """
     target = merge_slots(slot_overlap(output), merge_threshold, min_overlap)
-    return _sum_merged(posterior_masks(output, image, pixel_sigma), target)
+    return merge_masks(posterior_masks(output, image, pixel_sigma), target)
 
 
 def refine_video_masks(
@@ -86,10 +86,26 @@ def refine_video_masks(
 
     The overlap of slots is averaged over the frames, so two slots are merged in all frames of a video or in none.
     """
-    overlaps = zip(*map(slot_overlap, outputs), strict=True)
-    overlap = SlotOverlap(*(torch.stack(values).mean(0) for values in overlaps))
-    target = merge_slots(overlap, merge_threshold, min_overlap)
-    return [_sum_merged(posterior_masks(output, image[:, t], pixel_sigma), target) for t, output in enumerate(outputs)]
+    target = merge_video_slots(map(slot_overlap, outputs), merge_threshold, min_overlap)
+    return [merge_masks(posterior_masks(output, image[:, t], pixel_sigma), target) for t, output in enumerate(outputs)]
+
+
+def merge_video_slots(
+    overlaps: Iterable[SlotOverlap],
+    merge_threshold: float = VIDEO_MERGE_THRESHOLD,
+    min_overlap: float = MIN_OVERLAP,
+) -> Tensor:
+    """Return the slot that each slot of videos is merged into, (B, K), from the overlap of slots in every frame.
+
+    Frames are read one at a time, so a long video takes no more memory than a frame. See `merge_slots`.
+    """
+    total, count = None, 0
+    for overlap in overlaps:
+        total = overlap if total is None else SlotOverlap(*(a + b for a, b in zip(total, overlap, strict=True)))
+        count += 1
+    if total is None:
+        raise ValueError("overlaps are empty; expected that of at least one frame")
+    return merge_slots(SlotOverlap(*(x / count for x in total)), merge_threshold, min_overlap)
 
 
 def high_recall_masks(
@@ -176,8 +192,8 @@ def merge_slots(
     return target
 
 
-def _sum_merged(masks: Tensor, target: Tensor) -> Tensor:
-    """Add the mask of every slot to the slot it is merged into."""
+def merge_masks(masks: Tensor, target: Tensor) -> Tensor:
+    """Return masks (B, K, H, W) with that of every slot added to the slot that it is merged into, `target` (B, K)."""
     return torch.zeros_like(masks).scatter_add_(1, target[:, :, None, None].expand_as(masks), masks)
 
 

@@ -64,22 +64,28 @@ def test_model_cache_is_bounded_and_reloads_changed_files(tmp_path):
 
 @pytest.mark.parametrize("masks", ["refined", "high-recall", "decoder"])
 def test_discover_matches_predict(source, masks):
-    labels, confidences, reconstruction = predict_image(load(CHECKPOINT), source.frames[0], masks)
+    prediction = predict_image(load(CHECKPOINT), source.frames[0], masks)
     view = tab.discover(tab.load_cached(CHECKPOINT), source, masks)
     segmentation = tab.segment(view)
-    assert (segmentation.labels == labels).all()
-    nonempty = np.unique(labels)
-    assert np.allclose(segmentation.confidences[nonempty], np.asarray(confidences)[nonempty], atol=1e-6)
+    assert (segmentation.labels == prediction.labels).all() and (segmentation.scores == prediction.slot_scores).all()
+    assert tab.background(view) == prediction.background
     assert segmentation.areas.sum() == pytest.approx(1)
     small = Image.fromarray(tab.reconstruction_image(view))
-    assert (np.asarray(small.resize(source.frames[0].size, Image.Resampling.BICUBIC)) == reconstruction).all()
+    assert (
+        np.asarray(small.resize(source.frames[0].size, Image.Resampling.BICUBIC)) == prediction.reconstruction
+    ).all()
 
 
-def test_discover_tracks_videos_with_decoder_masks(video):
+@pytest.mark.parametrize("masks", ["refined", "decoder"])
+def test_discover_tracks_videos_as_track_does(video, masks):
     source, model = open_source(video), tab.load_cached(CHECKPOINT)
-    view = tab.discover(model, source, "refined", frames=3)
+    view = tab.discover(model, source, masks, frames=3)
     assert len(view.masks) == len(view.slot_reconstructions) == len(view.reconstructions) == 3
-    assert torch.equal(view.masks, tab.discover(model, source, "decoder", frames=3).masks)
+    tracked = list(model.track(source.frames[:3], masks))
+    assert torch.equal(view.masks, torch.stack([prediction.soft_masks for prediction in tracked]))
+    assert view.background == tracked[0].background
+    if masks == "refined":
+        assert torch.equal(view.masks, tab.discover(model, source, "high-recall", frames=3).masks)
     assert len(tab.discover(model, source, frames=1000).masks) == MAX_FRAMES
     assert len(tab.discover(model, source, frames=1000, seconds=0).masks) == 1
 
@@ -140,7 +146,9 @@ def test_model_and_image_may_have_any_height_and_width():
     masks[0, 0, :, :3] = masks[0, 1, :, 3:] = 1
     source = Source("tall", [Image.new("RGB", (20, 50), "red")])
     slot_reconstructions = np.full((1, 2, 4, 6, 3), 100, dtype=np.uint8)
-    view = tab.ViewState(source, masks, slot_reconstructions, slot_reconstructions[:, 0], 0.0, (0, 1), selected=1)
+    view = tab.ViewState(
+        source, masks, slot_reconstructions, slot_reconstructions[:, 0], 0.0, (0, 1), np.ones((1, 2)), selected=1
+    )
     segmentation = tab.segment(view)
     assert (segmentation.labels == (np.arange(20) >= 10)).all() and segmentation.labels.shape == (50, 20)
     assert tab.overlay_image(view, segmentation).shape == (50, 20, 3)
@@ -193,7 +201,20 @@ def test_every_image_has_alt_text_and_every_slot_its_number(view):
     numbers = re.findall(r'<span style="left:[^>]*>(\d+)<', shown)
     assert set(numbers) == {str(k + 1) for k in slots[1:]}  # for readers who cannot tell the colors apart
     assert shown.count('aria-pressed="true"') == 1 and "hidden" in shown
-    assert f"Slot {slots[1] + 1}: " in shown and "mean confidence" in shown
+    assert f"Slot {slots[1] + 1}: " in shown and ", score 0." in shown
+
+
+def test_background_is_named_and_not_colored(view):
+    segmentation, image = tab.segment(view), np.asarray(view.source.frames[0])
+    inside = (segmentation.labels == view.background) & ~boundaries(segmentation.labels)
+    assert inside.any() and (tab.overlay_image(view, segmentation)[inside] == image[inside]).all()
+    assert f"Slot {view.background + 1}, the background: " in tab.view_html(view._replace(selected=view.background))
+    other = next(k for k in tab.nonempty_slots(view) if k != view.background)
+    assert "the background" not in tab.view_html(view._replace(selected=other))
+    merged = tab.merge(view, [view.background, other])
+    assert tab.background(merged) == min(view.background, other)
+    categories = {each["slot"] - 1: each["category_id"] for each in unzip(view)[0]["annotations"]}
+    assert categories.pop(view.background) == 2 and set(categories.values()) == {1}
 
 
 def test_source_names_are_escaped(view):

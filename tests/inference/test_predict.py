@@ -94,10 +94,12 @@ def test_labels_and_slot_masks_agree(predicted, name):
 
 def test_files_hold_the_prediction(predicted, checkpoint, images):
     image = Image.open(images / "wide.png")
-    labels, scores, reconstruction = predict_image(load(checkpoint), image, "decoder")
+    prediction = predict_image(load(checkpoint), image, "decoder")
+    labels, scores, background = prediction.labels, prediction.slot_scores, prediction.background
     assert np.array_equal(read(predicted / "wide" / "labels.png"), labels + 1)
-    assert np.array_equal(read(predicted / "wide" / "reconstruction.png"), reconstruction)
+    assert np.array_equal(read(predicted / "wide" / "reconstruction.png"), prediction.reconstruction)
     overlay = 0.35 * np.asarray(image) + 0.65 * colorize(labels)
+    overlay[labels == background] = np.asarray(image)[labels == background]
     assert np.abs(read(predicted / "wide" / "overlay.png") - overlay).max() <= 1
     assert scores.shape == (6,) and (scores >= 0).all() and (scores <= 1).all()
     assert all(scores[k] >= 1 / 6 for k in np.unique(labels)), "the largest of six masks is at least a sixth"
@@ -112,11 +114,12 @@ def test_labels_are_the_argmax_of_the_masks_at_the_size_of_the_model(checkpoint,
         output = model(pixels)
     refined = refine_masks(output, pixels)
     soft = {"decoder": output.masks[0], "refined": refined[0], "high-recall": high_recall_masks(refined)[0]}[masks]
-    labels, scores, _ = predict_image(model, image, masks)
-    best = soft.max(0)
-    assert np.array_equal(labels, best.indices)
-    for k in np.unique(labels):
-        assert scores[k] == pytest.approx(best.values[best.indices == k].mean().item(), abs=1e-5)
+    prediction = predict_image(model, image, masks)
+    best = soft.argmax(0)
+    assert np.array_equal(prediction.labels, best)
+    values = refined[0] if masks == "high-recall" else soft
+    for k in np.unique(best):
+        assert prediction.slot_scores[k] == pytest.approx(values[k][best == k].mean().item(), abs=1e-5)
 
 
 def test_coco_reads_the_masks(predicted, capsys):
@@ -126,7 +129,7 @@ def test_coco_reads_the_masks(predicted, capsys):
     }
     for number, image in coco.imgs.items():
         masks = slots(predicted / image["file_name"].removesuffix(".png"))
-        seen = coco.loadAnns(coco.getAnnIds(imgIds=number, catIds=1))
+        seen = coco.loadAnns(coco.getAnnIds(imgIds=number))
         assert [a["slot"] for a in seen] == list(masks)
         for annotation in seen:
             mask, run = masks[annotation["slot"]] > 0, annotation["segmentation"]

@@ -6,10 +6,10 @@ import torch
 from PIL import Image
 
 from cutslots.evaluation.visualize import colorize
-from cutslots.inference import predictor
+from cutslots.inference import prediction, predictor
+from cutslots.inference.prediction import draw_overlay
 from cutslots.inference.predictor import (
     crop_output,
-    draw_overlay,
     predict_image,
     preprocess,
     upsample_labels,
@@ -99,8 +99,9 @@ def test_crop_output():
 @pytest.mark.parametrize("resize", ["pad", "stretch"])
 @pytest.mark.parametrize("size", [(64, 40), (30, 64), (200, 100)])
 def test_labels_and_reconstruction_have_the_size_of_the_image(model, size, resize):
-    labels, scores, reconstruction = predict_image(model, random_image(*size), resize=resize)
-    assert labels.shape == size[::-1] and reconstruction.size == size and scores.shape == (model.num_slots,)
+    found = predict_image(model, random_image(*size), resize=resize)
+    assert found.labels.shape == size[::-1] and found.reconstruction.size == size
+    assert found.slot_scores.shape == (model.num_slots,)
 
 
 @torch.no_grad()
@@ -111,7 +112,7 @@ def test_padding_is_not_refined(model):
     pixels, box = preprocess(model, image)
     assert box == (12, 0, 40, 64) and torch.equal(box.crop(pixels)[0], scene)
     masks = select_masks("refined", crop_output(model(pixels), box), scene[None])[0]
-    assert np.array_equal(predict_image(model, image)[0], masks.argmax(0))
+    assert np.array_equal(predict_image(model, image).labels, masks.argmax(0))
 
 
 def test_unknown_masks(model):
@@ -123,7 +124,7 @@ def test_unknown_masks(model):
 
 
 def test_overlay_of_a_large_image_is_drawn_in_strips(monkeypatch, rng):
-    monkeypatch.setattr(predictor, "MAX_PIXELS", 16 * 100)
+    monkeypatch.setattr(prediction, "MAX_PIXELS", 16 * 100)
     image, labels = Image.fromarray(rng.integers(0, 256, (150, 7, 3), dtype=np.uint8)), rng.integers(0, 6, (150, 7))
     expected = blend_colors(np.asarray(image), colorize(labels))
     draw_overlay(image, labels)

@@ -54,7 +54,7 @@ def test_masks_equal_those_of_the_tracker(tmp_path):
     (tmp_path / "frames").mkdir()
     for t, frame in enumerate(scene):
         Image.fromarray(frame.permute(1, 2, 0).numpy()).save(tmp_path / "frames" / f"{t}.png")
-    track("tiny-64", tmp_path / "frames", tmp_path / "out", "cpu", overlay="none")
+    track("tiny-64", tmp_path / "frames", tmp_path / "out", "cpu", overlay="none", masks="decoder")
     tracker = Tracker(load("tiny-64"))
     for t, frame in enumerate(scene):
         labels = np.asarray(Image.open(tmp_path / "out" / "masks" / f"{t:06d}.png"))
