@@ -1,13 +1,15 @@
 """What a checkpoint was trained on, and whether an image resembles it.
 
-A checkpoint may have a file training_data.json beside its weights: a description of its training data and the largest
-reconstruction errors on validation images. An image that is reconstructed worse is far from the training data. The
-reverse does not hold: an image that is reconstructed well may still be of another kind.
+A checkpoint may have a file training_data.json beside its weights: a description of its training data, and limits of
+the reconstruction error that 99 % of validation images keep. An image that exceeds one of them is far from the training
+data. The reverse does not hold: an image that is reconstructed well may still be of another kind.
 
-Two errors are compared, because photographs exceed sometimes the one, sometimes the other:
+Errors are those of blocks of 8x8 pixels. A decoder leaves out the texture of a scene that it has learned, but not its
+coarse structure; that of a photograph it does. There are two limits, because photographs exceed sometimes the one,
+sometimes the other:
 
-    error             mean over pixels and channels of (x - reconstruction)^2
-    relative error    error / variance of the image, the mean over channels
+    error             mean over blocks and channels of (x - reconstruction)^2, of means over blocks
+    relative error    error / variance of the image's blocks, the mean over channels
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from cutslots.files import write_json
 
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from cutslots.models.discovery import Discovery
 
 FILE = "training_data.json"
+BLOCK = 8  # pixels of the side of a block
+QUANTILE = 0.99  # of validation images that keep each limit
 MIN_VARIANCE = 1e-4  # of an image, for the relative error: that of a constant image would be infinite
 
 
@@ -39,31 +44,33 @@ class TrainingData(NamedTuple):
         """Return 1 for an image like the training data, else by how much its errors are too large, as a factor."""
         relative_error = error / max(variance, MIN_VARIANCE)
         limits = ((self.max_error, error), (self.max_relative_error, relative_error))
-        return min(1.0, *(limit / value for limit, value in limits if value > limit))
+        return min([1.0, *(limit / value for limit, value in limits if value > limit)])
 
 
 def reconstruction_errors(reconstruction: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the errors (B,) of reconstructions of images (B, 3, H, W), uint8 or in [0, 1], and variances (B,)."""
+    """Return the errors (B,) of reconstructions of images (B, 3, H, W), uint8 or in [0, 1], and the images' variances
+    (B,), both of blocks."""
     pixels = image / 255.0 if image.dtype == torch.uint8 else image
-    variance = pixels.float().var((2, 3), correction=0).mean(1)
-    return (reconstruction.float() - pixels.float()).square().mean((1, 2, 3)), variance
+    blocks, reconstructed = (_block_means(x.float()) for x in (pixels, reconstruction))
+    return (reconstructed - blocks).square().mean((1, 2, 3)), blocks.var((2, 3), correction=0).mean(1)
+
+
+def _block_means(x: Tensor) -> Tensor:
+    return F.avg_pool2d(x, BLOCK, ceil_mode=True, count_include_pad=False)  # blocks at the border may be smaller
 
 
 @torch.no_grad()
 def measure_training_data(
     model: Discovery, batches: Iterable[Tensor], description: str, measured_on: str
 ) -> TrainingData:
-    """Return the largest errors of a model on batches of validation images (B, 3, H, W)."""
+    """Return the limits that 99 % of validation images, in batches (B, 3, H, W), keep."""
     device = next(model.parameters()).device
-    errors, relative_errors = [], []
-    for image in batches:
-        error, variance = reconstruction_errors(model(image.to(device)).reconstruction, image.to(device))
-        errors.append(error.max())
-        relative_errors.append((error / variance.clamp(min=MIN_VARIANCE)).max())
-    if not errors:
+    pairs = [reconstruction_errors(model(image.to(device)).reconstruction, image.to(device)) for image in batches]
+    if not pairs:
         raise ValueError("batches are empty; expected validation images")
-    largest = (float(torch.stack(values).max()) for values in (errors, relative_errors))
-    return TrainingData(description, measured_on, *largest)
+    error, variance = (torch.cat(values) for values in zip(*pairs, strict=True))
+    limits = (float(values.quantile(QUANTILE)) for values in (error, error / variance.clamp(min=MIN_VARIANCE)))
+    return TrainingData(description, measured_on, *limits)
 
 
 def write_training_data(data: TrainingData, folder: Path) -> None:

@@ -7,9 +7,11 @@ import os
 import re
 import tracemalloc
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
+import skimage
 import torch
 from PIL import Image
 from pycocotools import mask as coco_mask
@@ -215,6 +217,13 @@ def test_background_is_named_and_not_colored(view):
     assert tab.background(merged) == min(view.background, other)
     categories = {each["slot"] - 1: each["category_id"] for each in unzip(view)[0]["annotations"]}
     assert categories.pop(view.background) == 2 and set(categories.values()) == {1}
+
+
+def test_page_warns_of_an_image_unlike_the_training_data(view):
+    photograph = Source("photo", [Image.open(Path(skimage.__file__).parent / "data" / "astronaut.png").convert("RGB")])
+    shown = tab.view_html(tab.discover(tab.load_cached(CHECKPOINT), photograph))
+    assert "Warning: photo is far from the training data of this checkpoint (rendered scenes of" in shown
+    assert "Warning" not in tab.view_html(view)
 
 
 def test_source_names_are_escaped(view):
