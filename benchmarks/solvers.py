@@ -100,7 +100,7 @@ def reduced_cholesky(side: int, device: str) -> Method:
     """GraphCut: I + B'B/2 + aa' by cholespy."""
     at_most(side, 512)
     N = side * side
-    cut = GraphCut(Graph.grid((side, side)).edges[: -2 * N], N, GAMMA, dense=False).to(device)
+    cut = GraphCut(Graph.grid((side, side)).edges[: -2 * N], N, GAMMA, solver="cholesky").to(device)
     edges = Edges(side, device)
     return autograd_method(lambda w: cut(edges.rows(w)))._replace(captures=False)
 

@@ -5,10 +5,11 @@ package needs torch, numpy and scipy and imports nothing else of cutslots. Spars
 sparse A, `GraphCut`) also need cholespy. Read the modules in this order:
 
     constants        tensors that a layer computes again when it moves, and does not save
-    linear_solvers   factors of matrices, and the custom ops that compiled and exported code calls
+    linear_solvers   factors, conjugate gradients, and the custom ops that compiled and exported code calls
     qp               the general QP layer, and `linear_map`, which tells autograd that a solve is a linear map
     graph            graphs with a source and a sink; the min-cut QP and the matching QP as explicit sparse matrices
-    graph_cut        the min-cut QP on any graph, reduced to its vertices and factored or inverted once
+    fill             an estimate of how many entries a sparse factor would have
+    graph_cut        the min-cut QP on any graph, reduced to its vertices: a factor, an inverse or conjugate gradients
     dct              filters in the basis of the cosine transform, by matrix products or by FFT
     grid_cut         the min-cut QP on images and clips, as one such filter
     grid_cut_triton  CUDA kernels for grid_cut

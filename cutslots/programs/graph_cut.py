@@ -5,10 +5,15 @@ problem, d = delta/2 - w/(2 gamma) and s = -delta/2 - w/(2 gamma) with delta = p
 
     (I + B'B/2 + aa') p = a - B'w / (2 gamma),     B the edge-vertex incidence, a = e_source - e_sink.
 
-The matrix depends on the graph but not on the weights. The layer picks one of two objects for its graph and device:
+The matrix depends on the graph but not on the weights. The layer picks one of three solvers for its graph and device:
 
-    SparseOperators   factors the matrix once, by sparse Cholesky; each solve is two triangular substitutions
-    DenseOperators    stores the inverse; each solve is a matrix product. Faster on CUDA for small graphs
+    "cholesky"   factors the matrix once; each solve is two triangular substitutions
+    "cg"         conjugate gradients: no setup, and tens of products with the matrix per solve. For graphs without small
+                 separators, a random one for example, whose factor would be nearly dense
+    "inverse"    stores the inverse; each solve is a matrix product. Faster on CUDA for small graphs
+
+The matrix is diagonally dominant and its eigenvalues are at least 1, so conjugate gradients with the Jacobi
+preconditioner take few iterations.
 
 On a grid `GridCut` solves the same system without a factorisation.
 """
@@ -22,11 +27,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cutslots.programs.fill import estimate_fill
 from cutslots.programs.graph import Graph
 from cutslots.programs.grid_cut import CutSolution
-from cutslots.programs.linear_solvers import SparseFactor, SparseMatrix
+from cutslots.programs.linear_solvers import ConjugateGradients, Solver, SparseFactor, SparseMatrix
 from cutslots.programs.qp import Map, SolverLayer, check_positive, linear_map
 
+SOLVERS = ("cholesky", "cg", "inverse")
+DEFAULT_TOLERANCE = {torch.float32: 1e-7, torch.float64: 1e-13}
+MIN_CG_VERTICES = 2048  # a dense factor of fewer vertices takes a fraction of a second
+MAX_FILL = 30  # entries of the factor for each entry of the matrix; a solve by conjugate gradients takes 20 products
 MAX_DENSE_VERTICES = 4608  # the inverse takes 170 MB in float32; that of a 64x64 image with terminals fits
 
 
@@ -37,8 +47,10 @@ class GraphCut(SolverLayer):
     connected to every vertex are added, and w is (..., E + 2N): the edges, then source -> v for every v, then v ->
     sink. With `terminals=(s, t)` two of the vertices are the source and the sink instead, and w is (..., E).
 
-    `dense` solves by the inverse of the system instead of its sparse factor: by default on CUDA, for graphs of at most
-    MAX_DENSE_VERTICES vertices, terminals included.
+    `solver` is "cholesky", "cg" or "inverse". By default it is the inverse on CUDA for graphs of at most
+    MAX_DENSE_VERTICES vertices, terminals included; otherwise sparse Cholesky, unless its factor would have more than
+    MAX_FILL times as many entries as the matrix. `tolerance` is the relative residual at which conjugate gradients
+    stop, by default 1e-7 in float32 and 1e-13 in float64. They raise RuntimeError if they do not reach it.
 
     >>> cut = GraphCut([[0, 1], [1, 0], [1, 2], [2, 1]], num_vertices=3)
     >>> cut(torch.zeros(5, 4 + 2 * 3)).shape
@@ -51,7 +63,8 @@ class GraphCut(SolverLayer):
         num_vertices: int,
         gamma: float = 0.5,
         terminals: tuple[int, int] | None = None,
-        dense: bool | None = None,
+        solver: str | None = None,
+        tolerance: float | None = None,
     ) -> None:
         super().__init__()
         edges = np.asarray(edges.detach().cpu() if isinstance(edges, Tensor) else edges)
@@ -60,20 +73,35 @@ class GraphCut(SolverLayer):
         )
         self.num_vertices = num_vertices
         self.gamma = check_positive("gamma", gamma)
-        self.dense = dense
+        if solver not in (None, *SOLVERS):
+            raise ValueError(f"solver is {solver!r}; expected None or one of {', '.join(map(repr, SOLVERS))}")
+        self.solver = solver
+        if tolerance is not None and not 0 < tolerance < 1:
+            raise ValueError(f"tolerance is {tolerance}; expected a number between 0 and 1")
+        self.tolerance = tolerance
         self.precompute()
 
     def precompute(self) -> None:
         if self.device.type == "meta":
             return
-        small_on_cuda = self.device.type == "cuda" and self.graph.num_vertices <= MAX_DENSE_VERTICES
-        dense = small_on_cuda if self.dense is None else self.dense
-        self._operators: GraphOperators = (DenseOperators if dense else SparseOperators)(
-            self.graph, self.device, self.dtype
-        )
+        self._operators: GraphOperators = self._make_operators()
         a = torch.zeros(1, self.graph.num_vertices, device=self.device, dtype=self.dtype)
         a[0, self.graph.source], a[0, self.graph.sink] = 1.0, -1.0
         self._p_at_zero = self._operators.solve(a)[0]  # p for w = 0
+
+    def _make_operators(self) -> GraphOperators:
+        matrix, solver = self.graph.reduced_matrix(), self.solver
+        if solver is None and self.device.type == "cuda" and self.graph.num_vertices <= MAX_DENSE_VERTICES:
+            solver = "inverse"
+        if solver == "inverse":
+            return DenseOperators(self.graph, self.device, self.dtype)
+        if solver is None:
+            solver = choose_sparse_solver(matrix)
+        if solver == "cholesky":
+            return SparseOperators(self.graph, SparseFactor(matrix, self.device, self.dtype), self.device, self.dtype)
+        tolerance = self.tolerance or DEFAULT_TOLERANCE[self.dtype]
+        iterations = ConjugateGradients(matrix, self.device, self.dtype, tolerance)
+        return SparseOperators(self.graph, iterations, self.device, self.dtype)
 
     def forward(self, w: Tensor) -> Tensor:
         """Return p (..., num_vertices) for the weights w (..., edges)."""
@@ -148,16 +176,23 @@ class GraphOperators(Protocol):
         ...
 
 
-class SparseOperators:
-    """The sparse Cholesky factor and sparse matrices."""
+def choose_sparse_solver(matrix: Any) -> str:
+    """Return "cg" if the Cholesky factor of a large matrix would have much fill, else "cholesky"."""
+    if matrix.shape[0] < MIN_CG_VERTICES:
+        return "cholesky"
+    return "cg" if estimate_fill(matrix) > MAX_FILL * matrix.nnz else "cholesky"
 
-    def __init__(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> None:
-        self.factor = SparseFactor(graph.reduced_matrix(), device, dtype)
+
+class SparseOperators:
+    """A solver of the sparse system and sparse matrices."""
+
+    def __init__(self, graph: Graph, solver: Solver, device: torch.device, dtype: torch.dtype) -> None:
+        self.solver = solver
         self.B = SparseMatrix.of(graph.incidence(), device, dtype)
         self.Bt = self.B.T
 
     def solve(self, rhs: Tensor) -> Tensor:
-        return self.factor(rhs.T.contiguous()).T
+        return self.solver(rhs.T.contiguous()).T
 
     def differences(self, p: Tensor) -> Tensor:
         return self.B.matmul(p.T.contiguous()).T

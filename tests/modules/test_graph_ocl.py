@@ -111,7 +111,7 @@ def test_masks_are_float32_under_autocast():
 def test_slots_compile_as_one_graph():
     """With the inverse of the system, as on CUDA."""
     module, x = GraphOCLSlots(8, 3, (8, 8), slot_dim=8), torch.randn(2, 8, 8, 8)
-    module.partition.cut = GraphCut(inner_edges((8, 8)), 64, dense=True)
+    module.partition.cut = GraphCut(inner_edges((8, 8)), 64, solver="inverse")
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     parameters = list(module.parameters())
     results = []

@@ -4,10 +4,16 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse import linalg
 from torch.autograd import gradcheck, gradgradcheck
 
 from cutslots import Graph, GraphCut
-from cutslots.programs.graph_cut import DenseOperators, SparseOperators, round_to_tf32
+from cutslots.programs import linear_solvers
+from cutslots.programs.fill import estimate_fill
+from cutslots.programs.graph_cut import SOLVERS, DenseOperators, SparseOperators, choose_sparse_solver, round_to_tf32
+from cutslots.programs.linear_solvers import ConjugateGradients, SparseFactor
 from tests.conftest import DEVICES, needs_cuda
 from tests.programs.literal import edge_list, literal_cut, random_weights, solve_literal
 
@@ -15,41 +21,42 @@ SHAPES = [(1, 1), (1, 7), (5, 7), (16, 16), (64, 64), (4, 6, 5)]
 
 
 @pytest.mark.parametrize(
-    "shape, dense", [(shape, dense) for shape in SHAPES for dense in (False, True) if not dense or shape != (64, 64)]
+    "shape, solver",
+    [(shape, solver) for shape in SHAPES for solver in SOLVERS if solver != "inverse" or shape != (64, 64)],
 )
-def test_solution_equals_the_literal_qp_of_a_grid(shape, dense):
+def test_solution_equals_the_literal_qp_of_a_grid(shape, solver):
     w, N = random_weights(shape), int(np.prod(shape))
-    cut = GraphCut(Graph.grid(shape).edges[: -2 * N], N, dense=dense).double().solve(edge_list(w, shape))
+    cut = GraphCut(Graph.grid(shape).edges[: -2 * N], N, solver=solver).double().solve(edge_list(w, shape))
     ours = (cut.p, cut.d, cut.slack, cut.terminals, cut.slack_st)
     for a, b in zip(ours, literal_cut(shape, w), strict=True):
         assert np.abs(a.numpy() - b).max() < 1e-10
 
 
-@pytest.mark.parametrize("dense", [False, True])
-def test_terminals_among_the_vertices(dense, rng):
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_terminals_among_the_vertices(solver, rng):
     graph = Graph(rng.integers(0, 9, (30, 2)), 9, source=4, sink=0)
     w = rng.standard_normal((2, 3, 30))
     qp = graph.qp()
     z = solve_literal(qp, qp.objective(w), 0.5)
-    cut = GraphCut(graph.edges, 9, terminals=(4, 0), dense=dense).double().solve(torch.tensor(w))
+    cut = GraphCut(graph.edges, 9, terminals=(4, 0), solver=solver).double().solve(torch.tensor(w))
     assert np.abs(cut.p.numpy() - z[..., qp.blocks["p"]]).max() < 1e-10
     assert np.abs(cut.d.numpy() - z[..., qp.blocks["d"]]).max() < 1e-10
     assert np.abs(cut.slack.numpy() - z[..., qp.blocks["s"]]).max() < 1e-10
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dense", [False, True])
-def test_gradients(device, dense, rng):
-    cut = GraphCut(rng.integers(0, 5, (7, 2)), 5, dense=dense).double().to(device)
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_gradients(device, solver, rng):
+    cut = GraphCut(rng.integers(0, 5, (7, 2)), 5, solver=solver).double().to(device)
     w = torch.randn(2, 17, dtype=torch.float64, device=device, requires_grad=True)
     assert gradcheck(cut, w) and gradgradcheck(cut, w)
     assert gradcheck(lambda w: tuple(cut.solve(w)), w)
     assert gradgradcheck(lambda w: cut(w.square()).square(), w)
 
 
-@pytest.mark.parametrize("dense", [False, True])
-def test_copies_pickles_and_empty_batches(dense):
-    cut, w = GraphCut([[0, 1], [1, 2]], 3, dense=dense), torch.randn(2, 8)
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_copies_pickles_and_empty_batches(solver):
+    cut, w = GraphCut([[0, 1], [1, 2]], 3, solver=solver), torch.randn(2, 8)
     for twin in (copy.deepcopy(cut), pickle.loads(pickle.dumps(cut))):
         assert torch.equal(twin(w), cut(w))
     assert cut(w[:0]).shape == (0, 3) and cut(w[0]).shape == (3,)
@@ -64,9 +71,129 @@ def test_built_on_meta_and_moved():
     assert torch.equal(moved(w), GraphCut([[0, 1], [1, 2]], 3)(w))
 
 
-@pytest.mark.parametrize("dense", [False, True])
-def test_graph_without_edges(dense):
-    assert GraphCut([], 3, dense=dense)(torch.zeros(6)).shape == (3,)
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_graph_without_edges(solver):
+    assert GraphCut([], 3, solver=solver)(torch.zeros(6)).shape == (3,)
+
+
+# -------------------------------------------------------------------------------------------------- conjugate gradients
+
+
+def random_edges(rng, n, degree):
+    return rng.integers(0, n, (n * degree // 2, 2))
+
+
+GRAPHS = {
+    "random": lambda rng: (random_edges(rng, 300, 6), 300),
+    "dense": lambda rng: (random_edges(rng, 60, 100), 60),
+    "star": lambda rng: (np.stack([np.arange(1, 300), np.zeros(299, dtype=int)], 1), 300),
+    "path": lambda rng: (np.stack([np.arange(299), np.arange(1, 300)], 1), 300),
+    "repeated edges and loops": lambda rng: (np.tile([[0, 1], [1, 0], [2, 2]], (200, 1)), 4),
+    "two cliques": lambda rng: (np.concatenate([random_edges(rng, 80, 40), 80 + random_edges(rng, 80, 40)]), 160),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("mean", [0.0, 100.0])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-11)])
+def test_conjugate_gradients_are_as_exact_as_a_factor(name, mean, dtype, tolerance, rng):
+    edges, n = GRAPHS[name](rng)
+    exact = GraphCut(edges, n, solver="inverse").double()
+    w = (mean + torch.tensor(rng.standard_normal((3, exact.graph.num_edges)))).to(dtype)
+    weights = torch.randn(3, n, dtype=dtype)
+
+    def solve(cut):
+        v = w.to(cut.dtype).requires_grad_()
+        p = cut(v)
+        return p.detach(), torch.autograd.grad(p, v, weights.to(cut.dtype))[0]
+
+    expected = solve(exact)
+    cg, factor = (
+        [float((x - y).abs().max() / y.abs().max()) for x, y in zip(solve(cut), expected, strict=True)]
+        for cut in (GraphCut(edges, n, solver=solver).to(dtype) for solver in ("cg", "cholesky"))
+    )
+    assert all(one < tolerance + 4 * other for one, other in zip(cg, factor, strict=True))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 30), st.integers(0, 90), st.integers(0, 2**32 - 1), st.floats(-6, 6))
+def test_conjugate_gradients_equal_a_dense_solution(n, num_edges, seed, scale):
+    rng = np.random.default_rng(seed)
+    graph = Graph.with_terminals(rng.integers(0, n, (num_edges, 2)), n)
+    matrix = graph.reduced_matrix()
+    solver = ConjugateGradients(matrix, torch.device("cpu"), torch.float64, 1e-13)
+    rhs = rng.standard_normal((n + 2, 3)) * 10.0 ** (scale * np.arange(3))  # columns of different scales
+    expected = np.linalg.solve(matrix.toarray(), rhs)
+    assert (np.abs(solver(torch.tensor(rhs)).numpy() - expected).max(0) <= 1e-11 * np.abs(expected).max(0)).all()
+
+
+def test_zero_columns_nan_and_empty_batches(rng):
+    cut = GraphCut(random_edges(rng, 50, 6), 50, solver="cg")
+    solve = cut._operators.solve
+    rhs = torch.randn(3, 52)
+    rhs[1] = 0
+    alone = solve(rhs[:1])
+    rhs[2, 4] = float("nan")
+    assert torch.equal(solve(rhs)[1], torch.zeros(52))
+    torch.testing.assert_close(solve(rhs)[:1], alone)
+    assert solve(rhs)[2].isnan().any()
+    assert solve(rhs[:0]).shape == (0, 52)
+
+
+def test_tolerance_bounds_the_residual(rng):
+    edges = random_edges(rng, 400, 6)
+    exact = GraphCut(edges, 400, solver="cholesky").double()
+    w = torch.tensor(rng.standard_normal((1, exact.graph.num_edges)))
+    errors = [
+        float((GraphCut(edges, 400, solver="cg", tolerance=t).double()(w) - exact(w)).abs().max())
+        for t in (1e-2, 1e-5, 1e-8)
+    ]
+    assert errors[0] > 10 * errors[1] > 100 * errors[2] and errors[1] < 1e-3 and errors[2] < 1e-6
+
+
+def test_error_if_conjugate_gradients_do_not_converge(rng, monkeypatch):
+    cut = GraphCut(random_edges(rng, 50, 6), 50, solver="cg")
+    monkeypatch.setattr(linear_solvers, "MAX_ITERATIONS", 2)
+    with pytest.raises(
+        RuntimeError, match=r"conjugate gradients reached a residual of .* in 2 iterations; expected 1e-07"
+    ):
+        cut(torch.randn(1, cut.graph.num_edges))
+
+
+def test_solver_fits_the_graph(rng):
+    n = 4000
+    planar = Graph.grid((64, 64)), Graph.grid((2, 3000)), Graph.grid((14, 14, 14))
+    trees = (np.arange(1, n) - 1) // 2, (rng.random(n - 1) * np.arange(1, n)).astype(int), np.zeros(n - 1, dtype=int)
+    rooted = [Graph.with_terminals(np.stack([np.arange(1, n), parents], 1), n) for parents in trees]
+    for graph in (*planar, *rooted, Graph.with_terminals(random_edges(rng, n, 1), n)):
+        assert choose_sparse_solver(graph.reduced_matrix()) == "cholesky"
+    for graph in (Graph.with_terminals(random_edges(rng, n, d), n) for d in (6, 12)):
+        assert choose_sparse_solver(graph.reduced_matrix()) == "cg"
+    assert choose_sparse_solver(Graph.with_terminals(random_edges(rng, 1000, 6), 1000).reduced_matrix()) == "cholesky"
+
+
+@pytest.mark.parametrize("shape", [(40, 40), (80, 80), (12, 12, 12)], ids=str)
+def test_estimated_fill_is_near_that_of_a_factor(shape):
+    matrix = Graph.grid(shape).reduced_matrix()
+    options = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0.0, "options": {"SymmetricMode": True}}
+    fill = linalg.splu(matrix.tocsc(), **options).L.nnz
+    assert fill / 4 < estimate_fill(matrix) < 4 * fill
+
+
+def test_random_graph_of_20000_vertices_is_not_factored(rng, monkeypatch):
+    """A factor takes two minutes."""
+
+    def fail(*_):
+        raise AssertionError("factored")
+
+    monkeypatch.setattr(linear_solvers, "_Cholesky", fail)
+    cut = GraphCut(random_edges(rng, 20_000, 6), 20_000).double()
+    w = torch.tensor(rng.standard_normal((2, cut.graph.num_edges)))
+    p = cut._all_vertices(w).numpy()
+    a = np.zeros(20_002)
+    a[-2:] = 1, -1
+    rhs = a - (w.numpy() @ cut.graph.incidence()) / (2 * cut.gamma)
+    assert np.abs(p @ cut.graph.reduced_matrix() - rhs).max() < 1e-9 * np.abs(rhs).max()
 
 
 # ------------------------------------------------------------------------------------------------------ dense operators
@@ -75,7 +202,9 @@ def test_graph_without_edges(dense):
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-14), (torch.float32, 1e-6)])
 def test_the_inverse_and_the_factor_agree(dtype, tolerance, rng):
     graph = Graph.with_terminals(rng.integers(0, 40, (120, 2)), 40)
-    sparse, dense = (kind(graph, torch.device("cpu"), dtype) for kind in (SparseOperators, DenseOperators))
+    cpu = torch.device("cpu")
+    sparse = SparseOperators(graph, SparseFactor(graph.reduced_matrix(), cpu, dtype), cpu, dtype)
+    dense = DenseOperators(graph, cpu, dtype)
     w, p = (torch.randn(5, n, dtype=dtype) for n in (graph.num_edges, graph.num_vertices))
     for name, x in (("solve", p), ("differences", p), ("divergence", w)):
         torch.testing.assert_close(getattr(dense, name)(x), getattr(sparse, name)(x), rtol=0, atol=20 * tolerance)
@@ -113,9 +242,9 @@ def test_tf32_does_not_change_a_solution_on_cuda():
         torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize("dense", [False, True])
-def test_compiled_layer_equals_the_layer(dense):
-    cut, w = GraphCut([[0, 1], [1, 2]], 3, dense=dense), torch.randn(2, 8, requires_grad=True)
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_compiled_layer_equals_the_layer(solver):
+    cut, w = GraphCut([[0, 1], [1, 2]], 3, solver=solver), torch.randn(2, 8, requires_grad=True)
     compiled = torch.compile(cut, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(w), cut(w))
     one, other = (torch.autograd.grad(solver(w).square().sum(), w) for solver in (compiled, cut))
@@ -129,3 +258,7 @@ def test_bad_input():
         ValueError, match=r"w has shape \(3,\); this GraphCut expects \(..., 8\), a weight for each edge"
     ):
         GraphCut([[0, 1], [1, 2]], 3)(torch.zeros(3))
+    with pytest.raises(ValueError, match=r"solver is 'lu'; expected None or one of 'cholesky', 'cg', 'inverse'"):
+        GraphCut([[0, 1]], 3, solver="lu")
+    with pytest.raises(ValueError, match=r"tolerance is 0; expected a number between 0 and 1"):
+        GraphCut([[0, 1]], 3, solver="cg", tolerance=0)

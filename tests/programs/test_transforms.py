@@ -38,8 +38,9 @@ CASES = {
     "GridCut": lambda: Case(GridCut((3, 4)), (6, 3, 4)),
     "GridCut of a clip": lambda: Case(GridCut((2, 3, 2), reach=2.0), (8, 2, 3, 2)),
     "GridCut by FFT": lambda: Case(GridCut((2, 400)), (6, 2, 400)),
-    "GraphCut": lambda: Case(GraphCut(EDGES, 5, dense=False), (17,)),
-    "GraphCut, dense": lambda: Case(GraphCut(EDGES, 5, dense=True), (17,)),
+    "GraphCut": lambda: Case(GraphCut(EDGES, 5, solver="cholesky"), (17,)),
+    "GraphCut, inverse": lambda: Case(GraphCut(EDGES, 5, solver="inverse"), (17,)),
+    "GraphCut, cg": lambda: Case(GraphCut(EDGES, 5, solver="cg", tolerance=1e-14), (17,)),
     "EqualityQP": lambda: Case(EqualityQP(A, [1.0, 2.0, 3.0]), (6,)),
     "EqualityQP, sparse": lambda: Case(EqualityQP(sparse.csr_array(A), [1.0, 2.0, 3.0]), (6,)),
     "Matching": lambda: Case(Matching(3, 4), (3, 4)),
@@ -163,11 +164,11 @@ def test_exported_program_equals_the_layer(case, strict):
     torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["GraphCut", "EqualityQP, sparse"])
+@pytest.mark.parametrize("name", ["GraphCut", "GraphCut, cg", "EqualityQP, sparse"])
 def test_ops_meet_the_contract_of_custom_ops(name):
     layer, _ = CASES[name]()
     layer = layer.double()
-    solver, matrix = (layer._operators.factor, layer._operators.B) if "Graph" in name else (layer._solver, layer.A)
+    solver, matrix = (layer._operators.solver, layer._operators.B) if "Graph" in name else (layer._solver, layer.A)
     ops = torch.ops.cutslots
     rows, columns = (len(csr.crow) - 1 for csr in (matrix.csr, matrix.transposed))
     rhs = torch.randn(len(solver.csr.crow) - 1, 2, dtype=torch.float64, requires_grad=True)
@@ -176,7 +177,7 @@ def test_ops_meet_the_contract_of_custom_ops(name):
     arguments = (*matrix.csr, *matrix.transposed)
     torch.library.opcheck(ops.csr_matmul.default, (x, *arguments))
     assert gradgradcheck(lambda x: ops.csr_matmul(x, *arguments).square(), x)
-    assert gradgradcheck(lambda x: ops.spd_solve(x, *solver.csr, 0.0).square(), rhs)
+    assert gradgradcheck(lambda x: ops.spd_solve(x, *solver.csr, solver.tolerance).square(), rhs)
     batch = torch.randn(columns, 3, 2, dtype=torch.float64)
     looped = torch.stack([ops.csr_matmul(batch[:, i], *arguments) for i in range(3)])
     torch.testing.assert_close(torch.vmap(lambda x: ops.csr_matmul(x, *arguments), 1)(batch), looped)
@@ -187,7 +188,7 @@ def test_solvers_are_released_with_their_layer():
     from cutslots.programs import linear_solvers
 
     before = len(linear_solvers._SOLVERS)
-    cut = GraphCut(EDGES, 5, dense=False)
+    cut = GraphCut(EDGES, 5, solver="cholesky")
     twin = copy.deepcopy(cut)
     assert len(linear_solvers._SOLVERS) == before + 2
     del cut, twin
