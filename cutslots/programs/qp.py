@@ -7,6 +7,10 @@ A and G are fixed, so S = A G^-1 A' is factored once; each solve is then two tri
 
     S lambda = -(A G^-1 c + b),   z = -G^-1 (c + A' lambda).
 
+Rows of A are first scaled to similar norms, by powers of two, which are exact. If S is still ill-conditioned for the
+precision of the layer, the layer computes in float64 and refines each solution by its residuals in the system above,
+which depend on the condition number of A and not on its square, that of S.
+
 The solution is linear in (c, b) and its matrix is symmetric. The backward pass is therefore the same solve, and so are
 derivatives of any order, in forward and in reverse mode. `linear_map` tells autograd so; the cut layers use it too.
 
@@ -19,6 +23,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +38,10 @@ Map = Callable[[Tensor], Tensor]
 
 # Bounds of regularisers, reaches and temperatures. Beyond them float32 overflows: 1e-6 twice is a factor of 1e12 on w.
 MIN_POSITIVE, MAX_POSITIVE = 1e-6, 10**6
+# Largest condition number of S times machine epsilon: about the relative error of one solve.
+MAX_ERROR = {torch.float32: 1e-3, torch.float64: 1e-2}  # float64 is refined
+REFINED_ERROR = 1e-9  # from this error in float64 on, solutions are refined
+REFINEMENTS = 3
 
 
 class _ReverseLinearMap(torch.autograd.Function):
@@ -110,7 +119,7 @@ class EqualityQP(SolverLayer):
     """Solve min 1/2 z'Gz + c'z subject to Az = b, differentiable in c and in b.
 
     `A` (m, n) is a dense array or tensor (dense Cholesky) or a scipy or torch sparse matrix (sparse Cholesky). `gamma`
-    is the diagonal of G: one positive number, or n of them.
+    is the diagonal of G: one positive number, or n of them. A float32 layer computes in float64 if A needs it.
 
     >>> qp = EqualityQP(A=[[1.0, 1.0, 1.0]], b=[1.0], gamma=1.0)
     >>> qp(torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
@@ -137,16 +146,25 @@ class EqualityQP(SolverLayer):
     def precompute(self) -> None:
         if self.device.type == "meta":
             return
-        A, gamma = self._A, np.broadcast_to(self._gamma, self._A.shape[1:])
-        self._solver = _factor_constraints(A, gamma, self.device, self.dtype)
+        gamma = np.broadcast_to(self._gamma, self._A.shape[1:])
+        scale = _row_scales(self._A, gamma)
+        A = (
+            sparse.csr_array(sparse.diags_array(scale) @ self._A)
+            if sparse.issparse(self._A)
+            else scale[:, None] * self._A
+        )
+        self._solver, self._precision, error = _factor_constraints(A, gamma, self.device, self.dtype)
+        self._refinements = REFINEMENTS if self._precision == torch.float64 and error > REFINED_ERROR else 0
         self.A = (
-            SparseMatrix.of(A, self.device, self.dtype)
+            SparseMatrix.of(A, self.device, self._precision)
             if sparse.issparse(A)
-            else torch.as_tensor(A, device=self.device, dtype=self.dtype)
+            else torch.as_tensor(A, device=self.device, dtype=self._precision)
         )
         self.At = self.A.T if isinstance(self.A, SparseMatrix) else None
-        self.b = torch.as_tensor(self._b, device=self.device, dtype=self.dtype)
-        self.gamma = torch.as_tensor(gamma.copy(), device=self.device, dtype=self.dtype)
+        as_tensor = partial(torch.tensor, device=self.device, dtype=self._precision)
+        self._scale = as_tensor(scale)[:, None] if (scale != 1).any() else None
+        self.gamma = as_tensor(gamma)
+        self.b = torch.tensor(self._b, device=self.device, dtype=self.dtype)
 
     def forward(self, c: Tensor, b: Tensor | None = None) -> Tensor:
         """Return the minimiser z (..., n) for c (..., n). b (..., m) replaces the layer's b."""
@@ -164,13 +182,26 @@ class EqualityQP(SolverLayer):
     def _kkt(self, rhs: Tensor) -> Tensor:
         """Solve the symmetric system at the top of this file for rhs (..., n + m)."""
         m, n = self._A.shape
-        flat = rhs.reshape(math.prod(rhs.shape[:-1]), n + m).T
-        c, b = -flat[:n], flat[n:]
+        flat = rhs.reshape(math.prod(rhs.shape[:-1]), n + m).T.to(self._precision)
+        r, b = flat[:n], flat[n:] if self._scale is None else self._scale * flat[n:]
+        z, dual = self._scaled_kkt(r, b)
+        for _ in range(self._refinements):
+            z_error, dual_error = self._scaled_kkt(*self._residuals(r, b, z, dual))
+            z, dual = z + z_error, dual + dual_error
+        dual = dual if self._scale is None else self._scale * dual
+        return torch.cat([z, dual]).T.reshape(rhs.shape).to(rhs.dtype)
+
+    def _scaled_kkt(self, r: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Solve Gz + A'lambda = r, Az = b for the scaled A, r (n, columns) and b (m, columns)."""
         G = self.gamma[:, None]
-        dual = self._solver(-(self.A.matmul(c / G) + b))
-        At = self.A.T if self.At is None else self.At
-        z = -(c + At.matmul(dual)) / G
-        return torch.cat([z, dual]).T.reshape(rhs.shape)
+        dual = self._solver(self.A.matmul(r / G) - b)
+        return (r - self._transposed().matmul(dual)) / G, dual
+
+    def _residuals(self, r: Tensor, b: Tensor, z: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
+        return r - self.gamma[:, None] * z - self._transposed().matmul(dual), b - self.A.matmul(z)
+
+    def _transposed(self) -> Any:
+        return self.A.T if self.At is None else self.At
 
     def _check(self, name: str, x: Tensor, size: int) -> Tensor:
         m, n = self._A.shape
@@ -194,40 +225,88 @@ class EqualityQP(SolverLayer):
         self.precompute()
 
 
-def _factor_constraints(A: Any, gamma: np.ndarray, device: torch.device, dtype: torch.dtype) -> Solver:
-    """Factor A G^-1 A'; raise ValueError that names the dependent rows of A if there are any."""
+def _row_scales(A: Any, gamma: np.ndarray) -> np.ndarray:
+    """Return powers of two (m,) that give the rows of A G^-1/2 similar norms; 1 where they all have."""
+    W = abs(A @ sparse.diags_array(gamma**-0.5) if sparse.issparse(A) else A * gamma**-0.5)
+    largest = np.asarray(W.max(axis=1).toarray() if sparse.issparse(W) else W.max(axis=1)).ravel()
+    largest[largest == 0] = 1.0
+    W = _scale_rows(W, 1 / largest)  # squares of the rows themselves may overflow
+    exponents = np.round(np.log2(largest) + np.log2(np.maximum((W * W).sum(axis=1), 1)) / 2)
+    return np.exp2(np.round(np.median(exponents)) - exponents) if np.ptp(exponents) else np.ones_like(largest)
+
+
+def _scale_rows(A: Any, scale: np.ndarray) -> Any:
+    return sparse.csr_array(sparse.diags_array(scale) @ A) if sparse.issparse(A) else A * scale[:, None]
+
+
+def _factor_constraints(
+    A: Any, gamma: np.ndarray, device: torch.device, dtype: torch.dtype
+) -> tuple[Solver, torch.dtype, float]:
+    """Factor A G^-1 A' in `dtype`, or in float64 if that is not enough.
+
+    Return the factor, its precision and the relative error of a solve. Raise ValueError if float64 is not enough.
+    """
     is_sparse = sparse.issparse(A)
     S = A @ sparse.diags_array(1 / gamma) @ A.T if is_sparse else (A / gamma) @ A.T
     kind = SparseFactor if is_sparse else DenseFactor
-    tolerance = 1e-13 if dtype == torch.float64 else 1e-6
-    try:
-        factor = kind(S, device, dtype)
-        null = _null_vector(factor, S, tolerance, device, dtype)
-    except np.linalg.LinAlgError:
-        ridge = 1e-9 * (S.diagonal().max() or 1.0)
-        shifted = S + ridge * (sparse.eye_array(A.shape[0]) if is_sparse else np.eye(A.shape[0]))
-        null = _null_vector(kind(shifted, device, torch.float64), S, 1.0, device, torch.float64)
-    if null is not None:
-        rows = np.flatnonzero(np.abs(null) > 0.1 * np.abs(null).max())
-        listed = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
+    for precision in dict.fromkeys((dtype, torch.float64)):
+        try:
+            factor = kind(S, device, precision)
+        except np.linalg.LinAlgError:
+            continue
+        inverse_norm, _ = _inverse_iteration(factor, A.shape[0], device, precision)
+        error = inverse_norm * _norm(S) * torch.finfo(precision).eps
+        if error <= MAX_ERROR[precision]:
+            return factor, precision, error
+    ridge = 1e-10 * (_norm(S) or 1.0)
+    shifted = S + ridge * (sparse.eye_array(A.shape[0]) if is_sparse else np.eye(A.shape[0]))
+    _, x = _inverse_iteration(kind(shifted, device, torch.float64), A.shape[0], device, torch.float64)
+    smallest = float(np.linalg.norm((x @ A) * gamma**-0.5)) / (_norm(S) ** 0.5 or 1.0)
+    raise ValueError(_describe_dependence(A, x, smallest))
+
+
+def _norm(S: Any) -> float:
+    """Return the 2-norm of a symmetric matrix, by power iteration: a lower bound, exact to some percent."""
+    x = np.random.default_rng(0).standard_normal(S.shape[0])
+    norm = 0.0
+    for _ in range(20):
+        x = S @ (x / (np.linalg.norm(x) or 1.0))
+        norm = max(norm, float(np.linalg.norm(x)))
+    return norm
+
+
+def _inverse_iteration(
+    factor: Solver, size: int, device: torch.device, precision: torch.dtype
+) -> tuple[float, np.ndarray]:
+    """Return the norm of the inverse and a unit vector near the eigenvector of the smallest eigenvalue."""
+    x = torch.as_tensor(np.random.default_rng(0).standard_normal((size, 1)), device=device, dtype=precision)
+    growth = 0.0
+    for _ in range(5):
+        y = factor(x / x.norm())
+        growth = float(y.norm())
+        if not (math.isfinite(growth) and growth):
+            return math.inf, x.double().cpu().numpy().ravel()
+        x = y
+    return growth, (x / x.norm()).double().cpu().numpy().ravel()
+
+
+def _describe_dependence(A: Any, x: np.ndarray, smallest: float) -> str:
+    """Return the error for rows whose combination x'A is nearly zero; `smallest` is one over the condition number."""
+    rows = np.flatnonzero(np.abs(x) > 0.1 * np.abs(x).max())
+    listed = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
+    size = f"A ({A.shape[0]} x {A.shape[1]})"
+    if smallest < 1e-12:
         what = f"row {listed} is" if len(rows) == 1 else f"a combination of rows {listed} is"
-        raise ValueError(
-            f"A ({A.shape[0]} x {A.shape[1]}) has dependent rows: {what} zero or nearly so; "
+        return (
+            f"{size} has dependent rows: {what} zero or nearly so; "
             "drop a redundant constraint, or add a slack variable to it"
         )
-    return factor
-
-
-def _null_vector(
-    factor: Solver, S: Any, tolerance: float, device: torch.device, dtype: torch.dtype
-) -> np.ndarray | None:
-    """Return a vector x with |Sx| <= tolerance |S| |x| if inverse iteration finds one, else None."""
-    x = np.random.default_rng(0).standard_normal((S.shape[0], 1))
-    for _ in range(3):
-        x = factor(torch.as_tensor(x, device=device, dtype=dtype)).double().cpu().numpy()
-        x = x / np.abs(x).max()
-    small = np.linalg.norm(S @ x) <= tolerance * S.diagonal().max() * np.linalg.norm(x)
-    return x.ravel() if small else None
+    limit = (MAX_ERROR[torch.float64] / torch.finfo(torch.float64).eps) ** 0.5
+    return (
+        f"{size} has full rank but a condition number of {1 / smallest:.0e}, with rows scaled to equal norms and "
+        f"columns divided by the square root of gamma; expected at most {limit:.0e}: rows {listed} are nearly "
+        "dependent; replace one of them by their difference, or drop it"
+    )
 
 
 def _as_matrix(A: Any) -> Any:

@@ -116,6 +116,118 @@ def test_error_names_dependent_rows(rng, kind, dtype):
         EqualityQP(KINDS[kind](A), b).to(dtype)
 
 
+# --------------------------------------------------------------------------------------------------------- conditioning
+
+
+def solve_by_svd(A, b, gamma, c):
+    """Return z: the projection of -G^-1 c onto the constraints in the metric of G, with the condition number of A."""
+    root = np.sqrt(gamma)
+    y = -c / root
+    return (y + np.linalg.lstsq(A / root, b - (A / root) @ y, rcond=None)[0]) / root
+
+
+def with_condition(rng, condition, m=6, n=15):
+    """Return a matrix with singular values from 1 to 1 / condition."""
+    U, V = np.linalg.qr(rng.standard_normal((m, m)))[0], np.linalg.qr(rng.standard_normal((n, m)))[0]
+    return U @ np.diag(np.geomspace(1, 1 / condition, m)) @ V.T
+
+
+def nearly_parallel(rng, distance):
+    A = rng.standard_normal((4, 9))
+    A[2] = A[0] + distance * A[2]
+    return A
+
+
+@pytest.mark.parametrize("kind", ["dense", "scipy"])
+@pytest.mark.parametrize("dtype, error", [(torch.float32, 1e-4), (torch.float64, 1e-12)])
+def test_rows_of_any_scale(rng, kind, dtype, error):
+    A, b, gamma = random_qp(rng)
+    scale = 10.0 ** np.array([-12, 8, 0, -5, 12])
+    c = rng.standard_normal(12)
+    expected = solve_by_svd(A, b, gamma, c)
+    z, dual = (
+        EqualityQP(KINDS[kind](scale[:, None] * A), scale * b, gamma).to(dtype).solve(torch.tensor(c, dtype=dtype))
+    )
+    assert np.abs(z.numpy() - expected).max() < error * np.abs(expected).max()
+    stationary = gamma * z.double().numpy() + c + (dual.double().numpy() * scale) @ A
+    assert np.abs(stationary).max() < 10 * error
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 6), st.lists(st.integers(-200, 200), min_size=6), st.integers(0, 2**32 - 1))
+def test_row_scales_change_nothing(m, extra, exponents, seed):
+    """Powers of two are exact, so the solution is the same to the last bit, or nearly."""
+    rng = np.random.default_rng(seed)
+    A, b, gamma = random_qp(rng, m, m + extra)
+    scale = 2.0 ** np.array(exponents[:m])
+    c = torch.tensor(rng.standard_normal(m + extra))
+    expected = EqualityQP(A, b, gamma).double()(c)
+    scaled = EqualityQP(scale[:, None] * A, scale * b, gamma).double()(c)
+    assert torch.allclose(scaled, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["dense", "scipy"])
+@pytest.mark.parametrize("condition", [10, 1_400, 1e5, 1e6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ill_conditioned_systems(rng, kind, condition, dtype):
+    """The error is that of rounding z and A, times the condition number of A: not of A A'."""
+    A = with_condition(rng, condition)
+    c, z0 = rng.standard_normal((2, 15)).astype(np.float32).astype(float)
+    b = (A @ z0).astype(np.float32).astype(float)  # solutions of moderate size
+    gamma = rng.uniform(0.5, 2.0, 15)
+    expected = solve_by_svd(A, b, gamma, c)
+    z = EqualityQP(KINDS[kind](A), b, gamma).to(dtype)(torch.tensor(c, dtype=dtype))
+    assert z.dtype == dtype
+    error = 20 * condition * 2.2e-16 + (1e-4 if condition == 10 else 1e-6) * (dtype == torch.float32)
+    assert np.abs(z.numpy() - expected).max() < error * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("distance", [1e-1, 1e-3, 1e-5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nearly_parallel_rows(rng, distance, dtype):
+    A = nearly_parallel(rng, distance)
+    c = rng.standard_normal(9).astype(np.float32)
+    b = (A @ rng.standard_normal(9)).astype(np.float32)
+    expected = solve_by_svd(A, b.astype(float), 0.5 * np.ones(9), c.astype(float))
+    z = EqualityQP(A, b).to(dtype)(torch.tensor(c, dtype=dtype)).double().numpy()
+    assert np.abs(z - expected).max() < (1e-5 if dtype == torch.float32 else 1e-9) * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("kind", ["dense", "scipy"])
+def test_gradients_of_ill_conditioned_systems(rng, kind):
+    A, scale = nearly_parallel(rng, 1e-4), np.array([1e-4, 1.0, 1e4, 1.0])
+    b = scale * (A @ rng.standard_normal(9))
+    qp = EqualityQP(KINDS[kind](scale[:, None] * A), b).double()
+    assert qp._refinements
+    c = torch.randn(2, 9, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(qp, c, check_forward_ad=True) and gradgradcheck(lambda c: qp(c.square()).square(), c)
+    right = torch.tensor(b, requires_grad=True)
+    (grad,) = torch.autograd.grad(qp(c.detach(), right).sum(), right)
+    assert np.allclose(grad.numpy() * scale, 2 * np.linalg.pinv(A).sum(0), rtol=1e-8)  # two rows of c
+    compiled = torch.compile(qp, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(c), qp(c), rtol=0, atol=1e-10)
+
+
+def test_well_conditioned_layers_compute_in_their_own_dtype(rng):
+    A, b, gamma = random_qp(rng)
+    assert EqualityQP(A, b, gamma)._precision == torch.float32
+    min_cut = Graph.grid((8, 8)).qp()
+    layer = EqualityQP(min_cut.A, min_cut.b)
+    assert layer._precision == torch.float32 and not layer._refinements
+
+
+@pytest.mark.parametrize("kind", ["dense", "scipy"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_error_tells_conditioning_from_rank(rng, kind, dtype):
+    A = nearly_parallel(rng, 1e-9) * np.array([[1.0], [1e5], [1e-5], [1.0]])
+    expected = r"A \(4 x 9\) has full rank but a condition number of \de\+(09|10).*at most 7e\+06: rows 0, 2 are nearly"
+    with pytest.raises(ValueError, match=expected):
+        EqualityQP(KINDS[kind](A), np.zeros(4)).to(dtype)
+    A = nearly_parallel(rng, 0.0) * np.array([[1.0], [1e5], [1e-5], [1.0]])
+    with pytest.raises(ValueError, match=r"A \(4 x 9\) has dependent rows: a combination of rows 0, 2 is zero"):
+        EqualityQP(KINDS[kind](A), np.zeros(4)).to(dtype)
+
+
 def test_bad_input(rng):
     A, b, gamma = random_qp(rng)
     qp = EqualityQP(A, b, gamma)
