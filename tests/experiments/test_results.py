@@ -43,7 +43,7 @@ NAMES = [make.__name__ for make in GENERATED]
 PAGE = "# Results\n\n" + "".join(f"Before {n}.\n\n<!-- {n} -->\nold\n<!-- end -->\n\n" for n in NAMES) + "The end.\n"
 
 PLAIN, TEXTURED = checkpoint_run("plain"), checkpoint_run("textured")
-MACHINE = {"device": "a device", "torch": "2.6", "python": "3.11", "date": "2026-11-15"}
+MACHINE = {"device": "a device", "torch": "2.6", "scipy": "1.17", "python": "3.11", "date": "2026-11-15"}
 
 
 def scores_of(ari_fg, miou=0.3, num_images=100):

@@ -73,8 +73,8 @@ def test_videos(kind):
 
 
 def test_prediction_of_an_image():
-    labels, scores, reconstruction = predict_image(load("tiny-64").bfloat16(), Image.new("RGB", (80, 60), (9, 99, 199)))
-    assert labels.shape == (60, 80) and reconstruction.size == (80, 60) and np.isfinite(scores).all()
+    prediction = predict_image(load("tiny-64").bfloat16(), Image.new("RGB", (80, 60), (9, 99, 199)))
+    assert prediction.labels.shape == (60, 80) and np.isfinite(prediction.slot_scores).all()
 
 
 @pytest.mark.parametrize("name", ["tiny", "attention", "relative", "graph-ocl", "pairs", "spacetime"])

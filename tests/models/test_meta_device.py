@@ -30,7 +30,7 @@ LAYERS = {
     "grid cut": (lambda: GridCut((6, 5), reach=2.0, anchor=0.3), (2, 6, 6, 5)),
     "grid cut of clips": (lambda: GridCut((3, 6, 5)), (8, 3, 6, 5)),
     "graph cut": (lambda: GraphCut(CYCLE, 3), (2, 9)),
-    "dense graph cut": (lambda: GraphCut(CYCLE, 3, dense=True), (2, 9)),
+    "dense graph cut": (lambda: GraphCut(CYCLE, 3, solver="inverse"), (2, 9)),
     "dense qp": (lambda: EqualityQP(DENSE_A, [1.0, 0.0]), (2, 3)),
     "sparse qp": (lambda: EqualityQP(sparse.csr_array(DENSE_A), [1.0, 0.0]), (2, 3)),
     "matching": (lambda: Matching(3, 4), (2, 3, 4)),

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import urllib.request
@@ -50,7 +49,7 @@ def serve(log: Path) -> Iterator[Server]:
         assert found, log.read_text()
         yield Server(found[0], process, log)
     finally:
-        process.send_signal(signal.SIGINT)
+        process.terminate()  # a process in the background may ignore SIGINT
         process.wait(30)
 
 
