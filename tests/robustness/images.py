@@ -272,7 +272,7 @@ def find_failures(expected: dict[bytes, str], folder: Path, out: Path, result: R
     lines = result.said.splitlines()
     wrong = {name: _find_failures(name, outcome, folder, out, lines, record) for name, outcome in expected.items()}
     missing, unread = f"cutslots: there is no {folder}", " cannot be read as an image: "
-    refused = sum(x.startswith(missing) or x.startswith(f"cutslots: {folder}") and unread in x for x in lines)
+    refused = sum(x.startswith(missing) or (x.startswith(f"cutslots: {folder}") and unread in x) for x in lines)
     asked = sum(outcome != "ignored" for outcome in expected.values())
     whole = [] if result.status == 1 else [f"exit status {result.status}"]
     whole += [] if "Traceback" not in result.said else ["a traceback"]
