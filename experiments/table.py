@@ -209,15 +209,7 @@ def main(options: Options) -> None:
 
 def all_runs(options: Options) -> dict[str, Run]:
     """Return every run by the name of its folder."""
-    runs = {}
-    for name, (words, seeds) in PAPER.items():
-        for seed in seeds:
-            config = replace(parse(words), seed=seed)
-            runs[f"paper/{name}-{seed}"] = Run("paper", config, TEST_FAMILIES[name.rpartition("-")[2]])
-    for name, (words, seeds) in TEMPERATURE.items():
-        for seed in seeds:
-            test_data = ("plain:2-5",) if name.endswith("-plain") else ("textured", "camo")
-            runs[f"temperature/{name}-{seed}"] = Run("temperature", replace(parse(words), seed=seed), test_data)
+    runs = paper() | temperature()
     for family in TEST_FAMILIES:
         for method in METHODS:
             config = replace(comparison(method, family), max_minutes=options.max_minutes, max_steps=UNLIMITED)
@@ -246,6 +238,27 @@ def all_runs(options: Options) -> dict[str, Run]:
             config = replace(config, max_minutes=options.max_minutes, max_steps=UNLIMITED)
             runs[f"blender/{name}"] = Run("blender", config, ())
     return {name: make_quick(run) for name, run in runs.items()} if options.quick else runs
+
+
+def paper() -> dict[str, Run]:
+    """Return the runs of the paper's presets."""
+    return {
+        f"paper/{name}-{seed}": Run("paper", replace(parse(words), seed=seed), TEST_FAMILIES[name.rpartition("-")[2]])
+        for name, (words, seeds) in PAPER.items()
+        for seed in seeds
+    }
+
+
+def temperature() -> dict[str, Run]:
+    """Return the runs of both readings of the temperature of the combined slots."""
+    test_data: dict[str, tuple[str, ...]] = {"plain": ("plain:2-5",), "textured": ("textured", "camo")}
+    return {
+        f"temperature/{name}-{seed}": Run(
+            "temperature", replace(parse(words), seed=seed), test_data[name.rpartition("-")[2]]
+        )
+        for name, (words, seeds) in TEMPERATURE.items()
+        for seed in seeds
+    }
 
 
 @functools.cache
