@@ -44,7 +44,7 @@ from cutslots.viz.palette import PALETTE
 
 MAX_MODELS = 2  # in memory; the least recently used one is dropped first
 
-UPLOAD_SECONDS = 1.0  # an uploaded video is tracked for this long; visitors ask for more frames with a slider
+UPLOAD_SECONDS = 4.0  # for both passes over an uploaded video; visitors ask for more frames with a slider
 
 
 # -------------------------------------------------------------------------------------------------------------- models
