@@ -43,6 +43,7 @@ TEMPERATURE = {  # readings of the paper's temperature of the combined slots
     "combined-textured": "`clevrtex`, 0.1 over the combined masks",
     "softmax-textured": "the same without cuts (softmax)",
 }
+PARTITION = {"cut": "cut", "softmax": "no-cut ablation (softmax)"}  # in the paper's textured model at 64x64
 COMPARISON = {  # methods and their names in tables
     "paper": "cut, the paper's preset, first reading",
     "free": "cut, free terminals",
@@ -321,6 +322,25 @@ def _steps(runs: list[Record]) -> str:
     return ", ".join(dict.fromkeys(f"{run['steps']:,}" for run in runs))
 
 
+def partition(records: dict[str, Record]) -> str:
+    """Return the cut and the no-cut ablation in the paper's textured model, over seeds, with their difference."""
+    rows = []
+    for family, kind in itertools.product(("textured:3-6", "camo:3-6"), ("decoder", "partition")):
+        runs = {method: _seeds(records, f"partition/{method}") for method in PARTITION}
+        found = {
+            method: [
+                [100 * run["scores"][family][_prefix(kind) + metric] for run in each] for metric in ("ari_fg", "miou")
+            ]
+            for method, each in runs.items()
+        }
+        for method, values in found.items():
+            pairs = zip(values, found["softmax"], strict=True)
+            cells = [family, kind, PARTITION[method], str(len(values[0])), *map(mean_and_std, values)]
+            rows.append(cells + [difference(*pair) if method == "cut" else "" for pair in pairs])
+    heads = "scenes | masks | method | seeds | ARI-FG | mIoU | ARI-FG, difference | mIoU, difference"
+    return _facts(records, "partition/") + _table(heads, [row for row in rows if row[3] != "0"])
+
+
 def temperature(records: dict[str, Record]) -> str:
     """Return the readings of the temperature of the combined slots by decoder masks, over seeds."""
     rows = []
@@ -567,6 +587,7 @@ def _table(heads: str, rows: list[list[str]]) -> str:
 GENERATED: tuple[Callable[[dict[str, Record]], str], ...] = (
     summary,
     paper,
+    partition,
     temperature,
     schedule,
     ablations,

@@ -8,6 +8,7 @@
 The groups:
 
     paper              the paper's presets; a run may take several commands (--stop-after)
+    partition          the cut and the no-cut ablation in the paper's textured model at 64x64, three seeds
     temperature        the two readings of the paper's temperature of the combined slots
     comparison         every method on every family, one seed, equal time
     ours               our checkpoints and the ablations next to them
@@ -34,6 +35,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -50,6 +52,7 @@ from cutslots.training.options import parse_train
 
 Group = Literal[
     "paper",
+    "partition",
     "temperature",
     "comparison",
     "ours",
@@ -74,6 +77,12 @@ PAPER = {  # command lines of the paper's presets, with their seeds
     "clevrtex-full-textures-textured": (f"clevrtex {PAPER_SCHEDULE} --max-steps 20000", (0,)),
     "graph-ocl-textured": ("graph-ocl --num-images 24000 --max-steps 20000 --precision bf16-mixed", (0,)),
 }
+# A quarter of the pixels and 8 slots for 3 to 6 objects: twelve times as fast as clevrtex at 128x128.
+PARTITION_BASE = (
+    "clevrtex --image-size 64 64 --data textured:3-6 --slots.num-slots 8 --num-images 24000 --max-steps 10000 "
+    "--lr-decay-steps 5000 --data.texture-ramp-start 2000 --data.texture-ramp-end 5000"
+)
+PARTITION = {"cut": "", "softmax": "--slots.partition softmax"}
 FIRST_READING = "--slots.partition.background-temperature 0.1 --slots.partition.combined-temperature None"
 SECOND_READING = "--slots.partition.background-temperature 0.5 --slots.partition.combined-temperature 0.1"
 EARLY_RAMP = "--data.texture-ramp-start 1500 --data.texture-ramp-end 3500"
@@ -184,16 +193,13 @@ class Options:
 
 def main(options: Options) -> None:
     options.runs = options.runs.resolve()  # a run that is initialised from another names its folder
-    runs = {
-        name: run
-        for name, run in all_runs(options).items()
-        if run.group in options.only and fnmatch.fnmatch(name, options.match)
-    }
     if options.one is not None:
-        if options.one not in all_runs(options):
+        runs = all_runs(options, [group for group in options.only if options.one.startswith(f"{group}/")])
+        if options.one not in runs:
             sys.exit(f"--one is {options.one!r}; expected a run, as in {next(iter(runs), 'ablations/base-0')}")
-        run_one(options.runs / options.one, all_runs(options)[options.one], options)
+        run_one(options.runs / options.one, runs[options.one], options)
         return
+    runs = {name: run for name, run in all_runs(options, options.only).items() if fnmatch.fnmatch(name, options.match)}
     finished = run_all(runs, options)
     if options.write:
         from experiments.results import write_results
@@ -207,40 +213,13 @@ def main(options: Options) -> None:
 # ---------------------------------------------------------------------------------------------------------------- runs
 
 
-def all_runs(options: Options) -> dict[str, Run]:
-    """Return every run by the name of its folder."""
-    runs = paper() | temperature()
-    for family in TEST_FAMILIES:
-        for method in METHODS:
-            config = replace(comparison(method, family), max_minutes=options.max_minutes, max_steps=UNLIMITED)
-            runs[f"comparison/{method}-{family}-0"] = Run("comparison", config, TEST_FAMILIES[family])
-    for name, config in ours(options.runs / PRETRAINED).items():
-        config = replace(config, max_minutes=options.max_minutes, max_steps=UNLIMITED)
-        runs[f"ours/{name}"] = Run("ours", config, TEST_FAMILIES[data_text(config.data)])
-    for method, words in SCHEDULE_METHODS.items():
-        for seed in SEEDS:
-            config = replace(parse(f"ours {COMPARISON} {words}"), seed=seed, max_steps=10_000)
-            runs[f"schedule/{method}-textured-{seed}"] = Run("schedule", config, TEST_FAMILIES["textured"])
-    for name, words in SLOT_ATTENTION_LR.items():
-        config = replace(parse(f"ours {COMPARISON} {words}"), seed=SWEEP_SEED, max_steps=4_000)
-        runs[f"slot_attention_lr/{name}-{SWEEP_SEED}"] = Run("slot_attention_lr", config, ())
-    for method in ("background-anchored", "slot-attention"):
-        for seed in SEEDS[1:]:  # seed 0 is in the comparison
-            config = replace(comparison(method, "textured"), seed=seed, max_steps=3_000)
-            runs[f"early_training/{method}-textured-{seed}"] = Run("early_training", config, ())
-    for name, config in ablations().items():
-        for seed in SEEDS:
-            family = data_text(config.data).partition(":")[0]
-            test_data = tuple(f"{each}:3-6" for each in TEST_FAMILIES[family] if each != "ood")
-            runs[f"ablations/{name}-{seed}"] = Run("ablations", replace(config, seed=seed), test_data)
-    if options.blender is not None:
-        for name, config in blender(options.blender, options.runs / PRETRAINED).items():
-            config = replace(config, max_minutes=options.max_minutes, max_steps=UNLIMITED)
-            runs[f"blender/{name}"] = Run("blender", config, ())
+def all_runs(options: Options, groups: Sequence[str] = get_args(Group)) -> dict[str, Run]:
+    """Return every run of these groups by the name of its folder. To parse the command lines of all takes seconds."""
+    runs = {name: run for group in groups for name, run in GROUPS[group](options).items()}
     return {name: make_quick(run) for name, run in runs.items()} if options.quick else runs
 
 
-def paper() -> dict[str, Run]:
+def paper(options: Options) -> dict[str, Run]:
     """Return the runs of the paper's presets."""
     return {
         f"paper/{name}-{seed}": Run("paper", replace(parse(words), seed=seed), TEST_FAMILIES[name.rpartition("-")[2]])
@@ -249,7 +228,17 @@ def paper() -> dict[str, Run]:
     }
 
 
-def temperature() -> dict[str, Run]:
+def partition(options: Options) -> dict[str, Run]:
+    """Return the runs of the cut and the no-cut ablation in the paper's textured model."""
+    configs = {name: parse(f"{PARTITION_BASE} {words}") for name, words in PARTITION.items()}
+    return {
+        f"partition/{name}-{seed}": Run("partition", replace(config, seed=seed), ("textured:3-6", "camo:3-6"))
+        for name, config in configs.items()
+        for seed in SEEDS
+    }
+
+
+def temperature(options: Options) -> dict[str, Run]:
     """Return the runs of both readings of the temperature of the combined slots."""
     test_data: dict[str, tuple[str, ...]] = {"plain": ("plain:2-5",), "textured": ("textured", "camo")}
     return {
@@ -261,13 +250,100 @@ def temperature() -> dict[str, Run]:
     }
 
 
+def comparison(options: Options) -> dict[str, Run]:
+    """Return the runs of every method on every family."""
+    limits: dict[str, Any] = {"max_minutes": options.max_minutes, "max_steps": UNLIMITED}
+    return {
+        f"comparison/{method}-{family}-0": Run("comparison", replace(compared(method, family), **limits), test_data)
+        for family, test_data in TEST_FAMILIES.items()
+        for method in METHODS
+    }
+
+
+def ours(options: Options) -> dict[str, Run]:
+    """Return the runs of our checkpoints."""
+    runs = {}
+    for name, config in our_configs(options.runs / PRETRAINED).items():
+        config = replace(config, max_minutes=options.max_minutes, max_steps=UNLIMITED)
+        runs[f"ours/{name}"] = Run("ours", config, TEST_FAMILIES[data_text(config.data)])
+    return runs
+
+
+def schedule(options: Options) -> dict[str, Run]:
+    """Return the runs of three methods on the schedule of preset `ours`."""
+    configs = {name: parse(f"ours {COMPARISON} {words}") for name, words in SCHEDULE_METHODS.items()}
+    return {
+        f"schedule/{name}-textured-{seed}": Run(
+            "schedule", replace(config, seed=seed, max_steps=10_000), TEST_FAMILIES["textured"]
+        )
+        for name, config in configs.items()
+        for seed in SEEDS
+    }
+
+
+def slot_attention_lr(options: Options) -> dict[str, Run]:
+    """Return the runs of Slot Attention with other learning rates and warm-ups."""
+    runs = {}
+    for name, words in SLOT_ATTENTION_LR.items():
+        config = replace(parse(f"ours {COMPARISON} {words}"), seed=SWEEP_SEED, max_steps=4_000)
+        runs[f"slot_attention_lr/{name}-{SWEEP_SEED}"] = Run("slot_attention_lr", config, ())
+    return runs
+
+
+def early_training(options: Options) -> dict[str, Run]:
+    """Return more seeds of the comparison; seed 0 is in the comparison itself."""
+    return {
+        f"early_training/{method}-textured-{seed}": Run(
+            "early_training", replace(compared(method, "textured"), seed=seed, max_steps=3_000), ()
+        )
+        for method in ("background-anchored", "slot-attention")
+        for seed in SEEDS[1:]
+    }
+
+
+def ablations(options: Options) -> dict[str, Run]:
+    """Return the ablations: one option of a small network at 64x64 changed at a time."""
+    runs: dict[str, Run] = {}
+    for name, words in ABLATIONS.items():
+        config = parse(f"{ABLATION_BASE} {words}")
+        family = data_text(config.data).partition(":")[0]
+        test_data = tuple(f"{each}:3-6" for each in TEST_FAMILIES[family] if each != "ood")
+        runs |= {f"ablations/{name}-{seed}": Run("ablations", replace(config, seed=seed), test_data) for seed in SEEDS}
+    return runs
+
+
+def blender(options: Options) -> dict[str, Run]:
+    """Return the runs on images rendered by Blender, if there are such images."""
+    if options.blender is None:
+        return {}
+    limits: dict[str, Any] = {"max_minutes": options.max_minutes, "max_steps": UNLIMITED}
+    return {
+        f"blender/{name}": Run("blender", replace(config, **limits), ())
+        for name, config in blender_configs(options.blender, options.runs / PRETRAINED).items()
+    }
+
+
+GROUPS: dict[str, Callable[[Options], dict[str, Run]]] = {
+    "paper": paper,
+    "partition": partition,
+    "temperature": temperature,
+    "comparison": comparison,
+    "ours": ours,
+    "schedule": schedule,
+    "slot_attention_lr": slot_attention_lr,
+    "early_training": early_training,
+    "ablations": ablations,
+    "blender": blender,
+}
+
+
 @functools.cache
 def parse(words: str) -> TrainConfig:
     """Return the config of a command line of `cutslots train`. The last value of a repeated option counts."""
     return parse_train(words.split())
 
 
-def comparison(method: str, family: str) -> TrainConfig:
+def compared(method: str, family: str) -> TrainConfig:
     """Return the paper's preset for a family, or preset `ours` with another partition or slot module.
 
     Textures have full strength from the first step. The paper's presets are those of these runs: the first reading of
@@ -280,8 +356,8 @@ def comparison(method: str, family: str) -> TrainConfig:
     return parse(f"ours --data {family} {textures} {COMPARISON} {METHODS[method]}")
 
 
-def ours(pretrained: Path) -> dict[str, TrainConfig]:
-    """Return the runs of our checkpoints.
+def our_configs(pretrained: Path) -> dict[str, TrainConfig]:
+    """Return the configs of our checkpoints.
 
     They are the cut and the no-cut ablation with a texture ramp, the first of them fine-tuned on scenes of low
     contrast, and the no-cut ablation on plain scenes with one more slot.
@@ -297,15 +373,10 @@ def ours(pretrained: Path) -> dict[str, TrainConfig]:
     return configs
 
 
-def ablations() -> dict[str, TrainConfig]:
-    """Return the ablations: one option of a small network at 64x64 changed at a time."""
-    return {name: parse(f"{ABLATION_BASE} {words}") for name, words in ABLATIONS.items()}
-
-
-def blender(data: Path, pretrained: Path) -> dict[str, TrainConfig]:
-    """Return the runs on images rendered by Blender: from scratch, and initialised from built-in scenes."""
+def blender_configs(data: Path, pretrained: Path) -> dict[str, TrainConfig]:
+    """Return the configs on images rendered by Blender: from scratch, and initialised from built-in scenes."""
     images = FolderConfig(path=str(data))
-    scratch = replace(comparison("free", "textured"), data=images, horizontal_flips=True, num_eval_images=100)
+    scratch = replace(compared("free", "textured"), data=images, horizontal_flips=True, num_eval_images=100)
     tuned = parse(f"ours {COMPARISON} {FINE_TUNE} --lr-decay-steps 2500 --seed 1")
     tuned = replace(tuned, data=images, horizontal_flips=True, num_eval_images=100, init_from=str(pretrained))
     return {"scratch-0": scratch, "pretrained-1": tuned}
@@ -381,7 +452,7 @@ def evaluate_fixed_grid(file: Path, options: Options) -> None:
     results: dict[str, Any] = {"request": request}
     names = ("comparison/free-plain-0", "comparison/free-textured-0", "ablations/plain-base-0", "ablations/base-0")
     for name in names:
-        run = all_runs(options)[name]
+        run = all_runs(options, [name.partition("/")[0]])[name]
         num_slots, (height, width) = run.config.model.slots.num_slots, run.config.model.image_size
         pixels = torch.cartesian_prod(torch.arange(height).double(), torch.arange(width).double()).numpy()
         cells = torch.from_numpy(kmeans2(pixels, num_slots, iter=50, minit="++", seed=0)[1]).view(1, height, width)

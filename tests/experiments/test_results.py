@@ -226,6 +226,23 @@ def ablation(name, *values, family="textured:3-6", curves=(), **more):
     }
 
 
+def test_table_of_partitions():
+    records = {
+        f"partition/{name}-{seed}": run_record({f"{x}:3-6": scores_of(value) for x in ("textured", "camo")}, seed=seed)
+        for name, values in {"cut": (0.70, 0.71, 0.72), "softmax": (0.60, 0.61, 0.62)}.items()
+        for seed, value in enumerate(values)
+    }
+    found = rows(results.partition(records))
+    assert [row[:2] for row in found[::2]] == [
+        [f"{x}:3-6", kind] for x in ("textured", "camo") for kind in ("decoder", "partition")
+    ]
+    assert found[0][2:] == ["cut", "3", "71.0 ± 1.0", "30.0 ± 0.0", "+10.0, better", "+0.0"]
+    assert found[1][2:] == ["no-cut ablation (softmax)", "3", "61.0 ± 1.0", "30.0 ± 0.0", "", ""]
+    assert found[2][4] == "61.0 ± 1.0", "partition masks are ten points lower in these records"
+    single = rows(results.partition({"partition/cut-0": records["partition/cut-0"]}))
+    assert {row[2] for row in single} == {"cut"} and single[0][4:] == ["70.0", "30.0", "", ""], "one run, so far"
+
+
 def test_table_of_ablations():
     never, late = [(250, 1.0, 0.2, 0.1)], [(250, 1.0, 0.2, 0.1), (500, 2.0, 0.5, 0.1), (750, 3.0, 0.9, 0.1)]
     records = {

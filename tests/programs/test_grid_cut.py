@@ -118,10 +118,9 @@ def test_anchor_equals_the_literal_qp_with_a_penalty_on_the_terminals(anchor):
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients(shape, device, transform):
     cut = GridCut(shape, reach=2.0, anchor=0.3).double().to(device)
-    w = random_weights(shape, (2,)).to(device).requires_grad_()
-    assert gradcheck(cut, w) and gradgradcheck(cut, w)
+    w = random_weights(shape, (1,)).to(device).requires_grad_()
     assert gradcheck(lambda w: tuple(cut.solve(w)), w)
-    assert gradgradcheck(lambda w: cut(w.square()).square(), w)
+    assert gradgradcheck(lambda w: cut(w.square()).square(), w, fast_mode=True)
 
 
 sides = st.integers(1, 7)
