@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from cutslots.programs.graph_cut import GraphCut
     from cutslots.programs.grid_cut import GridCut
     from cutslots.programs.matching import Matching, match_slots
+    from cutslots.programs.min_cut import GraphMinCut, MinCut
     from cutslots.programs.qp import EqualityQP
     from cutslots.registry import load_plugins
     from cutslots.scenes import Scenes
@@ -49,6 +50,7 @@ _NAMES = {  # the public names of each module; a module that is public itself is
     "programs.graph": "Graph",
     "programs.grid_cut": "GridCut",
     "programs.graph_cut": "GraphCut",
+    "programs.min_cut": "GraphMinCut MinCut",
     "programs.matching": "Matching match_slots",
     "modules.encoders": "ENCODERS Encoder EncoderConfig",
     "modules.partition": "PARTITIONS KPartition PartitionConfig",
@@ -99,11 +101,13 @@ __all__ = [
     "EqualityQP",
     "Graph",
     "GraphCut",
+    "GraphMinCut",
     "GridCut",
     "KPartition",
     "Loss",
     "LossConfig",
     "Matching",
+    "MinCut",
     "PairDiscovery",
     "PartitionConfig",
     "Prediction",

@@ -1,7 +1,7 @@
 """Optimisation problems as differentiable layers.
 
-Every layer solves an equality-constrained quadratic program (QP) exactly and is differentiable to any order. The
-package needs torch, numpy and scipy and imports nothing else of cutslots. Sparse factorisations (`EqualityQP` with a
+Every layer solves a quadratic program (QP). Those with equality constraints are linear maps, solved exactly and
+differentiable to any order; `MinCut` keeps the inequalities and iterates up to a duality gap. The package needs torch, numpy and scipy and imports nothing else of cutslots. Sparse factorisations (`EqualityQP` with a
 sparse A, `GraphCut`) also need cholespy. Read the modules in this order:
 
     constants        tensors that a layer computes again when it moves, and does not save
@@ -13,6 +13,9 @@ sparse A, `GraphCut`) also need cholespy. Read the modules in this order:
     dct              filters in the basis of the cosine transform, by matrix products or by FFT
     grid_cut         the min-cut QP on images and clips, as one such filter
     grid_cut_triton  CUDA kernels for grid_cut
+    native           C code for the CPU, compiled on first use
+    min_cut_solver   the minimum cut with its inequalities: projected gradients, the duality gap, regions
+    min_cut          the minimum cut of images, clips and graphs as a layer with gradients for every capacity
     matching         the bipartite matching QP in closed form, and the matching of slots
     exact            the unrelaxed problems: minimum cut by maximum flow, minimum-cost matching by linear assignment
 
