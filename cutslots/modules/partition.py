@@ -78,10 +78,14 @@ class Partition(NamedTuple):
 
 
 class PartitionModule(nn.Module):
-    """Base class of partitions. Subclasses implement `masks`."""
+    """Base class of partitions. `forward` returns masked features and masks. Subclasses implement `masks`."""
 
     has_background = False  # whether mask 0 is the background
     spacetime = False  # whether features are those of clips, (B, T, C, H, W)
+
+    def forward(self, x: Tensor) -> Partition:
+        masks = self.masks(x)
+        return Partition(masks.unsqueeze(-3) * x.unsqueeze(-4), masks)
 
     def masks(self, x: Tensor) -> Tensor:
         """Return masks (B, K, H, W) of features (B, C, H, W). They sum to one over K."""
@@ -147,10 +151,6 @@ class KPartition(PartitionModule):
         if background_anchor not in (None, anchor):
             self.background_cut = GridCut(self.size, gamma, reach, background_anchor)
 
-    def forward(self, x: Tensor) -> Partition:
-        masks = self.masks(x)
-        return Partition(masks[:, :, None] * x[:, None], masks)
-
     def masks(self, x: Tensor) -> Tensor:
         """Return the masks (B, K, H, W) alone. They sum to one over K."""
         return self._masks(self.edge_weights(check_features(x, self.in_channels, self.size)))
@@ -212,10 +212,6 @@ class SpacetimePartition(KPartition):
     def __init__(self, in_channels: int, num_slots: int, size: Sequence[int], **options: Any) -> None:
         super().__init__(in_channels, num_slots, size, **options)
         self.clip_cuts = nn.ModuleDict()  # by length; nothing in them is learned
-
-    def forward(self, x: Tensor) -> Partition:
-        masks = self.masks(x)
-        return Partition(masks[:, :, :, None] * x[:, :, None], masks)
 
     def masks(self, x: Tensor) -> Tensor:
         """Return the masks (B, T, K, H, W) alone. They sum to one over K."""

@@ -163,6 +163,8 @@ class TritonFFTDCT(FFTDCT):
     """`FFTDCT` of an image with two kernels around the FFTs: one reorders samples, one scales modes."""
 
     def filter(self, q: Tensor, spectrum: Tensor) -> Tensor:
+        if not q.numel():  # FFT libraries reject empty batches
+            return q
         V = self.scale_modes(torch.fft.rfftn(reorder(q), dim=[-2, -1]), spectrum)
         return reorder(torch.fft.irfftn(V, s=self.shape, dim=[-2, -1]), inverse=True)
 

@@ -30,6 +30,8 @@ import numpy as np
 import torch
 from scipy import sparse
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
+from torch.autograd import forward_ad
 
 from cutslots.programs.constants import ConstantLayer
 from cutslots.programs.linear_solvers import DenseFactor, Solver, SparseFactor, SparseMatrix
@@ -67,6 +69,14 @@ class _LinearMap(_ReverseLinearMap):
     """A linear map with derivatives in both modes and a rule for vmap."""
 
     @staticmethod
+    def forward(x: Tensor, apply: Map, adjoint: Map) -> Tensor:
+        if is_legacy_batchedtensor(x):
+            apply = partial(_apply_legacy_batched, apply)
+        y = _ReverseLinearMap.forward(x, apply, adjoint)
+        in_forward_mode = forward_ad._current_level >= 0  # where a view needs a tangent of the same strides
+        return y.clone(memory_format=torch.contiguous_format) if in_forward_mode and y._is_view() else y
+
+    @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
         return linear_map(tangent, ctx.map, ctx.adjoint)
 
@@ -77,6 +87,18 @@ class _LinearMap(_ReverseLinearMap):
 
 # torch inspects this signature on every call, and computing it takes longer than a small cut.
 _LinearMap.forward.__signature__ = inspect.signature(_LinearMap.forward)  # type: ignore[attr-defined]
+
+
+def _apply_legacy_batched(apply: Map, x: Tensor) -> Tensor:
+    """Apply a map to a batched tensor of torch's older vmap: a batch is a leading dimension.
+
+    `torch.autograd.grad(is_grads_batched=True)` and `torch.autograd.functional.jacobian(vectorize=True)` use that vmap.
+    It has no rules for in-place writes, sparse products and kernels.
+    """
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    y = apply(torch._remove_batch_dim(x, level, 1, 0))  # 1 is not used: x has a batch at this level
+    return torch._add_batch_dim(y.contiguous(), 0, level)
 
 
 def linear_map(x: Tensor, apply: Map, adjoint: Map) -> Tensor:
