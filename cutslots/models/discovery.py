@@ -23,6 +23,7 @@ from cutslots.models import model_card
 from cutslots.models.mask_kinds import DEFAULT_MASK_KIND, MaskKind, VideoMaskKind
 from cutslots.models.training_data import TrainingData
 from cutslots.modules import graph_ocl, slot_attention  # noqa: F401  they register parts
+from cutslots.modules.base import exportable, first_parameter, to_channels_last
 from cutslots.modules.decoders import DECODERS, Decoder, DecoderConfig, DecoderOutput, SpatialBroadcastConfig
 from cutslots.modules.encoders import ENCODERS, CNNConfig, Encoder, EncoderConfig
 from cutslots.modules.slots import SLOTS, CutSlotsConfig, SlotModule, Slots, SlotsConfig
@@ -60,6 +61,7 @@ class ModelConfig(PartConfig):
 MODELS = Registry("model", ModelConfig)
 
 
+@exportable
 class DiscoveryOutput(NamedTuple):
     """What a model returns for images; for clips, with a frame axis after B."""
 
@@ -142,9 +144,9 @@ class Discovery(
         check_is_tensor(image)
         if image.ndim != 4 or image.shape[1:] != (3, height, width):
             raise ValueError(f"image has shape {tuple(image.shape)}; expected (B, 3, {height}, {width})")
-        image = to_float(image).to(next(self.parameters()).dtype)
+        image = to_float(image).to(first_parameter(self).dtype)
         normalize = self.encoder.normalize if isinstance(self.encoder, Encoder) else _to_unit_range
-        return normalize(image).contiguous(memory_format=torch.channels_last)
+        return to_channels_last(normalize(image))
 
     def predict(
         self,

@@ -17,7 +17,7 @@ from cutslots.models.discovery import (
     flatten_frames,
     unflatten_frames,
 )
-from cutslots.modules.base import Positive, downcast_half, mlp, upcast_half
+from cutslots.modules.base import Positive, downcast_half, first_parameter, mlp, upcast_half
 from cutslots.modules.decoders import Decoder, DecoderConfig, DecoderOutput
 from cutslots.modules.encoders import EncoderConfig
 from cutslots.modules.slots import SlotModule, SlotsConfig
@@ -110,7 +110,7 @@ class PairDiscovery(Discovery):
 
     def transform(self, s: Tensor, r: Tensor) -> Tensor:
         """Return the slots (B, 2, K, D) that reconstruct both frames, from slots s and their partners r."""
-        parameter = next(self.pairing.parameters())
+        parameter = first_parameter(self.pairing)
         s, r = (downcast_half(upcast_half(x), parameter) for x in (s, r))
         slots: Tensor = self.pairing(s, r)
         return slots

@@ -6,14 +6,17 @@ Shapes in this package: B batch, T frames, K slots, D slot dimension, C channels
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils._pytree import _register_namedtuple
 
 from cutslots.programs.qp import MAX_POSITIVE, MIN_POSITIVE
 from cutslots.registry import Range
 
+T = TypeVar("T")
 HALF = (torch.float16, torch.bfloat16)
 Positive = Annotated[float, Range(MIN_POSITIVE, MAX_POSITIVE)]  # the type of regularisers and temperatures
 
@@ -42,10 +45,50 @@ def downcast_half(x: Tensor, parameter: Tensor) -> Tensor:
     return x.to(parameter.dtype) if parameter.dtype in HALF else x
 
 
+def exportable(kind: type[T]) -> type[T]:
+    """Let `torch.export.save` write programs that return this kind of NamedTuple. To load them, import its module."""
+    _register_namedtuple(kind, serialized_type_name=f"{kind.__module__}.{kind.__name__}")
+    return kind
+
+
+def is_transformed() -> bool:
+    """Return whether torch.func or forward mode is at work. Their tensors support fewer operations."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def to_channels_last(x: Tensor) -> Tensor:
+    """Return images in the memory format in which convolutions are fastest; unchanged where vmap may not support it."""
+    return x if is_transformed() else x.contiguous(memory_format=torch.channels_last)
+
+
+def first_parameter(module: nn.Module) -> Tensor:
+    """Return a parameter, for its dtype. Those of a replica of `nn.DataParallel` are plain attributes."""
+    for parameter in module.parameters():
+        return parameter
+    return next(x for m in module.modules() for x in vars(m).values() if isinstance(x, Tensor))
+
+
+class LayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm` over the last dimension with second derivatives that are right in every mode.
+
+    Those of torch 2.13 are wrong in forward mode and in torch.func (pytorch/pytorch#196700).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not is_transformed():
+            return super().forward(x)
+        centered = upcast_half(x)
+        centered = centered - centered.mean(-1, keepdim=True)
+        scale = (centered.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return (centered * scale * self.weight + self.bias).to(x.dtype)
+
+
 def mlp(in_dim: int, hidden_dim: int, out_dim: int, eps: float = 1e-5) -> nn.Sequential:
     """Return LayerNorm (with epsilon `eps`), Linear, ReLU, Linear."""
     layers = (nn.Linear(in_dim, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, out_dim))
-    return nn.Sequential(nn.LayerNorm(in_dim, eps), *layers)
+    return nn.Sequential(LayerNorm(in_dim, eps), *layers)
 
 
 def check_size(size: Sequence[int]) -> tuple[int, int]:

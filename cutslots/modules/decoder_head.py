@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cutslots.modules.base import downcast_half
+from cutslots.modules.base import downcast_half, is_transformed
 from cutslots.programs.constants import ConstantLayer
 
 try:
@@ -71,13 +71,14 @@ class FusedDecoderHead(ConstantLayer):
         """Return whether the fused kernels run for x (N, channels, H/2, W/2).
 
         They need a supported GPU, half precision, a number of channels in CHANNELS, and H/2 and W/2 that are powers of
-        two of at least MIN_SIZE. H and W may differ.
+        two of at least MIN_SIZE. H and W may differ. They have no rules for forward mode and torch.func.
         """
         channels = cast(int, layers[0].out_channels)
         sizes_fit = all(n >= MIN_SIZE and n & (n - 1) == 0 for n in x.shape[2:])
         elements_fit = 4 * channels * x.numel() // x.shape[1] < MAX_ELEMENTS
         half = x.dtype in (torch.bfloat16, torch.float16)
-        return self.has_kernels and half and channels in CHANNELS and sizes_fit and elements_fit
+        fits = self.has_kernels and half and channels in CHANNELS and sizes_fit and elements_fit
+        return fits and not is_transformed()
 
     def forward_fused(self, x: Tensor, layers: nn.Sequential) -> Tensor:
         """Return `layers(x)` by the fused functions; on the CPU they run as torch operations."""
@@ -137,8 +138,9 @@ class _FusedHead(torch.autograd.Function):
             raise NotImplementedError(
                 "the fused decoder head has first derivatives only; run the decoder in float32 for higher ones"
             )
-        half = len(ctx.saved_tensors) // 2
-        features, (*weights, output_weight) = ctx.saved_tensors[:half], ctx.saved_tensors[half:]
+        saved = ctx.saved_tensors  # unpacked once: checkpointing refuses a second time
+        half = len(saved) // 2
+        features, (*weights, output_weight) = saved[:half], saved[half:]
         weight_grads, bias_grads = [], [gradients[0].sum((0, 2, 3))]
         g, output_weight_grad, bias_grad = output_conv_backward(gradients[0], features[-1], output_weight, ctx.slope)
         for i, weight in reversed(list(enumerate(weights))):

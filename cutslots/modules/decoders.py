@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-from cutslots.modules.base import PartModule, check_size, downcast_half, upcast_half
+from cutslots.modules.base import PartModule, check_size, downcast_half, exportable, to_channels_last, upcast_half
 from cutslots.modules.decoder_head import FusedDecoderHead
 from cutslots.modules.position import SoftPositionEmbedding
 from cutslots.registry import PartConfig, Range, Registry
@@ -37,6 +36,7 @@ class DecoderConfig(PartConfig):
 DECODERS = Registry("decoder", DecoderConfig)
 
 
+@exportable
 class DecoderOutput(NamedTuple):
     masks: Tensor  # (B, K, H, W), summing to one over K
     reconstruction: Tensor  # (B, 3, H, W), about in [0, 1]
@@ -103,7 +103,7 @@ class BroadcastDecoder(MixtureDecoder):
         content = downcast_half(content, self.position.linear.weight)
         x = content[:, :, None, None].expand(-1, -1, *self.grid_size)
         x = self.position(x, position if position.shape[1] else None)
-        return x.contiguous(memory_format=torch.channels_last)
+        return to_channels_last(x)
 
     def _crop(self, x: Tensor) -> Tensor:
         if x.shape[2:] == self.image_size:
@@ -166,11 +166,21 @@ class PixelShuffleDecoder(BroadcastDecoder):
         widths = [self.content_dim, *_widths(channels, self.doublings - 1), 4]
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
-            layers += [nn.Conv2d(before, 4 * after, 3, padding=1), nn.PixelShuffle(2), nn.ReLU()]
+            layers += [nn.Conv2d(before, 4 * after, 3, padding=1), PixelShuffle(2), nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1])
 
     def upsample(self, x: Tensor) -> Tensor:
         return self.layers(x)
+
+
+class PixelShuffle(nn.PixelShuffle):
+    """`nn.PixelShuffle` with gradients for empty batches, which torch 2.13 does not have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0]:
+            return super().forward(x)
+        r = self.upscale_factor
+        return x.reshape(0, x.shape[1] // r**2, r * x.shape[2], r * x.shape[3])
 
 
 def broadcast_grid(image_size: tuple[int, int]) -> tuple[int, tuple[int, int]]:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cutslots.modules.base import Positive, check_features, check_size
+from cutslots.modules.base import LayerNorm, Positive, check_features, check_size
 from cutslots.modules.decoders import DECODERS, SpatialBroadcastConfig, SpatialBroadcastDecoder
 from cutslots.modules.partition import (
     PARTITIONS,
@@ -168,12 +168,12 @@ class GraphOCLSlots(PartitionSlots):
         partition = GraphOCLCutConfig() if partition is None else partition
         super().__init__(in_channels, num_slots, size, slot_dim, relative_positions, partition)
         dim = self.content_dim
-        self.norm = nn.LayerNorm(in_channels)
+        self.norm = LayerNorm(in_channels)
         self.pixel_mlps = nn.ModuleList(_mlp(in_channels, feature_dim, dim) for _ in range(NUM_BRANCHES))
         self.slot_mlps = nn.ModuleList(_mlp(dim, mlp_dim, dim) for _ in range(NUM_BRANCHES))
 
     def pooled(self, x: Tensor, masks: Tensor) -> Tensor:
-        pixels, weights = self.norm(x.flatten(2).mT), masks.flatten(2) / masks[0, 0].numel()
+        pixels, weights = self.norm(x.flatten(2).mT), masks.flatten(2) / (masks.shape[2] * masks.shape[3])
         branches = [_pool(cast(nn.Sequential, pixel_mlp), pixels, weights) for pixel_mlp in self.pixel_mlps]
         slots = branches[0]  # the only branch with a residual connection
         for branch, slot_mlp in zip(branches, self.slot_mlps, strict=True):

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from cutslots.modules.base import Positive, check_features, check_kernel_sizes, check_size, upcast_half
+from cutslots.modules.base import Positive, check_features, check_kernel_sizes, check_size, exportable, upcast_half
 from cutslots.programs.grid_cut import GridCut
 from cutslots.programs.qp import check_positive
 from cutslots.registry import PartConfig, Range, Registry
@@ -72,6 +72,7 @@ class SpacetimePartitionConfig(CutPartitionConfig):
     pass
 
 
+@exportable
 class Partition(NamedTuple):
     parts: Tensor  # (B, K, C, H, W): the masked features
     masks: Tensor  # (B, K, H, W), summing to one over K
@@ -148,7 +149,9 @@ class KPartition(PartitionModule):
         out_channels = self.num_cuts * self.weights_per_cut
         self.edge_net = make_edge_net(in_channels, edge_net_channels, out_channels, edge_net_kernel_sizes)
         self.cut = self.background_cut = GridCut(self.size, gamma, reach, anchor)
-        if background_anchor not in (None, anchor):
+        self.has_background_cut = False  # of its own
+        if background_anchor is not None and background_anchor != anchor:
+            self.has_background_cut = True
             self.background_cut = GridCut(self.size, gamma, reach, background_anchor)
 
     def masks(self, x: Tensor) -> Tensor:
@@ -177,7 +180,7 @@ class KPartition(PartitionModule):
         return self.background_cut if background else self.cut
 
     def _background_and_objects(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        if self.background_cut is self.cut:
+        if not self.has_background_cut:
             pair, p = self.vertices(w).tensor_split([2], 1)
         else:
             pair, p = self.vertices(w[:, :2], background=True), self.vertices(w[:, 2:])
@@ -226,7 +229,7 @@ class SpacetimePartition(KPartition):
     def prepare(self, frames: int, background: bool = False) -> GridCut:
         """Return the layer for clips of so many frames. It is made once, at best before the model is compiled."""
         cut = self.background_cut if background else self.cut
-        key = f"{frames}_{'background' if cut is not self.cut else 'objects'}"
+        key = f"{frames}_{'background' if background and self.has_background_cut else 'objects'}"
         if key not in self.clip_cuts:
             made = GridCut((frames, *self.size), cut.gamma, cut.reach, cut.anchor)
             self.clip_cuts[key] = made.to(cut.device, cut.dtype)

@@ -13,7 +13,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from cutslots.modules.base import check_size, downcast_half, mlp, upcast_half
+from cutslots.modules.base import LayerNorm, check_size, downcast_half, is_transformed, mlp, upcast_half
 from cutslots.modules.position import SoftPositionEmbedding
 from cutslots.modules.slots import SLOTS, SlotModule, Slots, SlotsConfig
 from cutslots.registry import Range
@@ -56,8 +56,8 @@ class SlotAttention(SlotModule):
         self.num_iterations, self.epsilon = num_iterations, epsilon
         self.position = SoftPositionEmbedding(in_channels, size)
         self.features = mlp(in_channels, in_channels, in_channels, LAYER_NORM_EPS)
-        self.norm_inputs = nn.LayerNorm(in_channels, LAYER_NORM_EPS)
-        self.norm_slots = nn.LayerNorm(dim, LAYER_NORM_EPS)
+        self.norm_inputs = LayerNorm(in_channels, LAYER_NORM_EPS)
+        self.norm_slots = LayerNorm(dim, LAYER_NORM_EPS)
         self.query = nn.Linear(dim, dim, bias=False)
         self.key_value = nn.Linear(in_channels, 2 * dim, bias=False)
         self.gru = nn.GRUCell(dim, dim)
@@ -99,5 +99,8 @@ class SlotAttention(SlotModule):
         attention = upcast_half(query @ key.mT).softmax(1)  # (B, K, HW), over slots
         weights = attention + self.epsilon
         update = (weights / weights.sum(-1, keepdim=True)).to(value.dtype) @ value
-        slots = self.gru(update.flatten(0, 1), slots.to(update.dtype).flatten(0, 1)).view_as(slots)
+        slots = slots.to(update.dtype)
+        if is_transformed():  # GRUCell writes in place: under vmap its state must be batched if its input is
+            slots = slots + torch.zeros_like(update)
+        slots = self.gru(update.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
         return slots + self.mlp(slots), attention

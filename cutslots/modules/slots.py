@@ -13,7 +13,7 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cutslots.modules.base import PartModule, downcast_half, mlp
+from cutslots.modules.base import LayerNorm, PartModule, downcast_half, exportable, mlp
 from cutslots.modules.partition import PARTITIONS, CutPartitionConfig, PartitionConfig, PartitionModule
 from cutslots.modules.position import POSITION_DIM, SoftPositionEmbedding, append_positions
 from cutslots.registry import PartConfig, Range, Registry
@@ -36,6 +36,7 @@ class SlotsConfig(PartConfig):
 SLOTS = Registry("slot module", SlotsConfig)
 
 
+@exportable
 class Slots(NamedTuple):
     slots: Tensor  # (B, K, D)
     masks: Tensor  # (B, K, H, W), summing to one over K
@@ -146,7 +147,7 @@ class CutSlots(PartitionSlots):
         if pool not in ("image_mean", "mask_mean"):
             raise ValueError(f"pool is {pool!r}; expected 'image_mean' or 'mask_mean'")
         self.pool = pool
-        self.pixel_mlp = nn.Sequential(nn.LayerNorm(in_channels), nn.Linear(in_channels, feature_dim), nn.ReLU())
+        self.pixel_mlp = nn.Sequential(LayerNorm(in_channels), nn.Linear(in_channels, feature_dim), nn.ReLU())
         self.projection = nn.Linear(feature_dim, self.content_dim)
         self.slot_mlp = mlp(self.content_dim, mlp_dim, self.content_dim)
 

@@ -88,6 +88,7 @@ class GraphCut(SolverLayer):
         a = torch.zeros(1, self.graph.num_vertices, device=self.device, dtype=self.dtype)
         a[0, self.graph.source], a[0, self.graph.sink] = 1.0, -1.0
         self._p_at_zero = self._operators.solve(a)[0]  # p for w = 0
+        self._home = self.device
 
     def _make_operators(self) -> GraphOperators:
         matrix, solver = self.graph.reduced_matrix(), self.solver

@@ -118,6 +118,13 @@ class SolverLayer(ConstantLayer):
     A layer converted to half precision computes in float32. The state dict is empty.
     """
 
+    _home: torch.device | None = None  # of constants that are not buffers
+
+    def materialize(self, x: Tensor) -> None:
+        super().materialize(x)
+        if self._home is not None and self._home != self.device:  # a replica of nn.DataParallel: only buffers move
+            self.precompute()
+
     def cast(self, name: str, x: Tensor) -> Tensor:
         """Return x in the layer's dtype if x is in it or in half precision; raise TypeError otherwise."""
         if not isinstance(x, Tensor):
@@ -187,6 +194,7 @@ class EqualityQP(SolverLayer):
         self._scale = as_tensor(scale)[:, None] if (scale != 1).any() else None
         self.gamma = as_tensor(gamma)
         self.b = torch.tensor(self._b, device=self.device, dtype=self.dtype)
+        self._home = self.device
 
     def forward(self, c: Tensor, b: Tensor | None = None) -> Tensor:
         """Return the minimiser z (..., n) for c (..., n). b (..., m) replaces the layer's b."""

@@ -13,27 +13,24 @@ from cutslots.models.checkpoints import checkpoint_names, load
 from cutslots.models.discovery import DiscoveryOutput, build
 from cutslots.models.pair_discovery import PairDiscovery
 from cutslots.models.tracker import track_clip
-from cutslots.modules.partition import KPartition
 from cutslots.programs.grid_cut import GridCut
 from cutslots.scenes import Scenes
 from cutslots.training.presets import PRESETS
 from tests.models.configs import CONFIGS, PAIRS, random_input, run_seeded, small_model
 
-MODELS = {f"preset {name}": replace(preset.model, image_size=(16, 24)) for name, preset in PRESETS.items()} | CONFIGS
-MODELS["projected pairs"] = replace(PAIRS, match_dim=5, pairing="shared")
-# float16 has 11 significant bits, bfloat16 has 8. Slot Attention iterates and is the least accurate.
-TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.float64: 1e-5}
+TOLERANCE = 4e-2  # bfloat16 has 8 significant bits
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", MODELS)
-def test_outputs_agree_with_float32(name, dtype):
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_agree_with_float32(name):
+    """tests/contracts runs every layer in both half types."""
     torch.manual_seed(0)
-    model, image = build(MODELS[name]).eval(), random_input(MODELS[name])
-    expected, output = run_seeded(model, image), run_seeded(model.to(dtype), image)
+    config = replace(PRESETS[name].model, image_size=(16, 24))
+    model, image = build(config).eval(), random_input(config)
+    expected, output = run_seeded(model, image), run_seeded(model.bfloat16(), image)
     for field, x, y in zip(DiscoveryOutput._fields, output, expected, strict=True):
         assert x.isfinite().all() and x.shape == y.shape, field
-        torch.testing.assert_close(x.to(y.dtype), y, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        torch.testing.assert_close(x.to(y.dtype), y, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["tiny", "attention", "relative", "pairs", "spacetime"])
@@ -77,16 +74,6 @@ def test_prediction_of_an_image():
     assert prediction.labels.shape == (60, 80) and np.isfinite(prediction.slot_scores).all()
 
 
-@pytest.mark.parametrize("name", ["tiny", "attention", "relative", "graph-ocl", "pairs", "spacetime"])
-def test_gradients(name):
-    model = build(CONFIGS[name]).bfloat16()
-    output = model(random_input(CONFIGS[name]))
-    (output.reconstruction.square().mean() + output.masks.select(-3, 0).mean()).backward()
-    for parameter_name, value in model.named_parameters():
-        assert value.grad is not None and value.grad.isfinite().all(), parameter_name
-        assert value.grad.dtype == torch.bfloat16
-
-
 def test_projection_of_pairs_is_compared_in_float32():
     model: PairDiscovery = build(replace(PAIRS, match_dim=4)).bfloat16()
     assert model.match(torch.rand(2, 3, 16).bfloat16(), torch.rand(2, 3, 16).bfloat16()).weights.dtype == torch.float32
@@ -97,9 +84,3 @@ def test_parts_may_differ_in_precision():
     model = copy.deepcopy(small_model("images"))
     model.decoder.bfloat16()
     assert run_seeded(model, torch.rand(1, 3, 16, 16)).masks.isfinite().all()
-
-
-def test_partition_alone():
-    partition = KPartition(4, 3, (8, 8)).half()
-    parts, masks = partition(torch.rand(2, 4, 8, 8).half())
-    assert masks.dtype == torch.float32 and parts.isfinite().all()

@@ -65,13 +65,6 @@ def test_state_dict_is_empty():
     assert not [name for name in SpatialBroadcastDecoder(8, (32, 32)).state_dict() if name.startswith("head")]
 
 
-def test_built_on_meta_and_moved():
-    with torch.device("meta"):
-        head = FusedDecoderHead(1).to_empty(device="cpu")
-    for buffer, expected in zip(head.buffers(), FusedDecoderHead(1).buffers(), strict=True):
-        assert torch.equal(buffer, expected)
-
-
 def test_supports_half_precision_powers_of_two_and_known_channels():
     head = FusedDecoderHead(1)
     x, layers = torch.zeros(1, 8, 16, 8, dtype=torch.bfloat16), last_layers(8, 32, 1, 0.0)
@@ -124,15 +117,6 @@ def test_second_derivatives_are_refused():
         torch.autograd.grad(f(x).square().sum(), x, create_graph=True)[0] for f in (layers, lambda x: head(x, layers))
     )
     assert torch.equal(actual, expected) and actual.requires_grad, "layer by layer there are second derivatives"
-
-
-def test_custom_operators_match_their_fake_versions():
-    x = torch.randn(2, 8, 4, 6).contiguous(memory_format=torch.channels_last)
-    weight = torch.randn(4, 4, 3, 3).contiguous(memory_format=torch.channels_last)
-    tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(decoder_head.output_conv, (x, weight, torch.randn(4)), test_utils=tests)
-    g = torch.randn(2, 4, 8, 6)
-    torch.library.opcheck(decoder_head.output_conv_backward, (g, x, weight, 0.1), test_utils=tests)
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.1])

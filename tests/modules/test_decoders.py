@@ -79,14 +79,6 @@ def test_a_decoder_needs_components_only():
     assert output.reconstruction[1, :, 2, 3].tolist() == [1.0, 0.0, 0.5]
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
-def test_decoders_compile(decoder):
-    net, slots = decoder(12, (20, 16), channels=(8,)), torch.randn(2, 3, 12)
-    with torch.no_grad():
-        for one, other in zip(torch.compile(net, backend="aot_eager")(slots), net(slots), strict=True):
-            torch.testing.assert_close(one, other)
-
-
 # -------------------------------------------------------------------------------------------------- the broadcast grid
 
 

@@ -183,11 +183,3 @@ def test_an_encoder_ends_with_its_pyramid(encoder):
     without = encoder(8, (3, 3))
     without.load_state_dict({k: v for k, v in with_pyramid.state_dict().items() if not k.startswith("pyramid")})
     torch.testing.assert_close(with_pyramid(x), with_pyramid.pyramid(without(x)))
-
-
-@pytest.mark.parametrize("name", ENCODERS)
-def test_encoders_compile(name):
-    encoder, x = ENCODERS[name]().eval(), torch.randn(1, 3, 9, 14)
-    with torch.no_grad():
-        got = torch.compile(encoder, backend="aot_eager", fullgraph=True)(x)
-        torch.testing.assert_close(got, encoder(x))

@@ -14,7 +14,6 @@ from cutslots.modules.graph_ocl import (
 )
 from cutslots.modules.partition import SoftmaxPartitionConfig
 from cutslots.modules.position import FULL_IMAGE, mask_positions
-from cutslots.programs.graph_cut import GraphCut
 from tests.conftest import DEVICES
 from tests.modules.layers import convolutions, count_modules
 
@@ -48,12 +47,6 @@ def test_inner_weights_are_in_the_order_of_inner_edges():
     edges = inner_edges((height, width))
     assert w[: len(edges)].tolist() == [100 * steps.index(v - u) + u for u, v in edges.tolist()]
     assert torch.equal(w[len(edges) :].reshape(2, height, width), torch.stack([400 + pixel, 500 + pixel]))
-
-
-def test_gradient_of_masks():
-    partition = GraphOCLPartition(3, 3, (4, 5), edge_net_channels=4).double()
-    x = torch.randn(1, 3, 4, 5, dtype=torch.double, requires_grad=True)
-    assert torch.autograd.gradcheck(partition.masks, x)
 
 
 @pytest.mark.parametrize(
@@ -106,20 +99,6 @@ def test_masks_are_float32_under_autocast():
         slots, masks = module(x)
     assert masks.dtype == torch.float32 and slots.isfinite().all()
     torch.testing.assert_close(masks, expected.masks, rtol=0, atol=0.05)
-
-
-def test_slots_compile_as_one_graph():
-    """With the inverse of the system, as on CUDA."""
-    module, x = GraphOCLSlots(8, 3, (8, 8), slot_dim=8), torch.randn(2, 8, 8, 8)
-    module.partition.cut = GraphCut(inner_edges((8, 8)), 64, solver="inverse")
-    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-    parameters = list(module.parameters())
-    results = []
-    for each in (module, compiled):
-        slots, masks = each(x)
-        results.append((slots, masks, *torch.autograd.grad(slots.square().sum(), parameters)))
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other)
 
 
 def test_defaults_are_those_of_the_released_code():

@@ -64,12 +64,6 @@ def test_softmax_partition_with_a_background():
     torch.testing.assert_close(partition.masks(X), torch.softmax(combined / 0.1, 1))
 
 
-def test_gradient_of_masks():
-    partition = KPartition(3, 3, (4, 5), edge_net_channels=4).double()
-    x = torch.randn(1, 3, 4, 5, dtype=torch.double, requires_grad=True)
-    assert torch.autograd.gradcheck(partition.masks, x)
-
-
 def test_no_slot_can_win_everywhere():
     """Free terminals keep the mean of a cut near zero for any weights. The softmax partition has no such balance."""
     x = torch.randn(2, 8, 16, 16)
@@ -159,13 +153,6 @@ def test_vertices_are_those_of_the_literal_qp(length, no_temporal_weights):
     if no_temporal_weights and length > 1:
         frames = GridCut((4, 5))(w[:, :, 2:].movedim(3, 0)).movedim(0, 2)
         assert (p - frames).abs().max() > 0.01
-
-
-@pytest.mark.parametrize("length", [2, 3])
-def test_gradient_of_masks_of_clips(length):
-    partition = SpacetimePartition(3, 3, (3, 4), edge_net_channels=4).double()
-    x = torch.randn(1, length, 3, 3, 4, dtype=torch.double, requires_grad=True)
-    assert torch.autograd.gradcheck(partition.masks, x)
 
 
 @pytest.mark.parametrize("background", ["cuts", "none"])

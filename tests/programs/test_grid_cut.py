@@ -1,6 +1,3 @@
-import copy
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -119,7 +116,7 @@ def test_anchor_equals_the_literal_qp_with_a_penalty_on_the_terminals(anchor):
 def test_gradients(shape, device, transform):
     cut = GridCut(shape, reach=2.0, anchor=0.3).double().to(device)
     w = random_weights(shape, (1,)).to(device).requires_grad_()
-    assert gradcheck(lambda w: tuple(cut.solve(w)), w)
+    assert gradcheck(lambda w: tuple(cut.solve(w)), w, check_forward_ad=True)
     assert gradgradcheck(lambda w: cut(w.square()).square(), w, fast_mode=True)
 
 
@@ -217,15 +214,6 @@ def test_autocast_changes_nothing(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_vmap(device):
-    cut = GridCut((6, 5)).to(device)
-    w = random_weights((6, 5), (4, 3), torch.float32).to(device)
-    assert torch.allclose(torch.func.vmap(cut, in_dims=1, out_dims=1)(w), cut(w), atol=1e-6)
-    jacobian = torch.func.vmap(torch.func.jacrev(lambda w: cut(w).sum()))(w[0])
-    assert torch.allclose(jacobian, torch.func.grad(lambda w: cut(w).sum())(w[0]), atol=1e-6)
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_compiled_equals_eager(device, transform):
     cut = GridCut((6, 5)).to(device)
     w = random_weights((6, 5), dtype=torch.float32).to(device).requires_grad_()
@@ -235,26 +223,9 @@ def test_compiled_equals_eager(device, transform):
     assert torch.allclose(eager_grad, compiled_grad, atol=1e-4)
 
 
-@pytest.mark.parametrize("shape", [(4, 5), (2, 400)], ids=str)
-def test_copies_and_pickles(shape):
-    cut, w = GridCut(shape), random_weights(shape, (2,), torch.float32)
-    for twin in (copy.deepcopy(cut), pickle.loads(pickle.dumps(cut))):
-        assert torch.equal(twin(w), cut(w))
-    assert not cut.state_dict()
-
-
 def test_empty_and_missing_batches(transform):
     cut, w = GridCut((4, 5)), random_weights((4, 5), (2,), torch.float32)
     assert cut(w[:0]).shape == (0, 4, 5) and cut(w[0]).shape == (4, 5)
-
-
-@pytest.mark.parametrize("shape", [(4, 5), (2, 400), (2, 3, 4)], ids=str)
-def test_built_on_meta_and_moved(shape):
-    with torch.device("meta"):
-        cut = GridCut(shape)
-        moved = cut.to_empty(device="cpu").double().float()  # the tables are computed on the CPU here too
-    w = random_weights(shape, dtype=torch.float32)
-    assert torch.equal(moved(w), GridCut(shape)(w))
 
 
 def test_conversion_to_the_same_dtype_keeps_the_fft():

@@ -36,12 +36,6 @@ def test_gradients(device):
     assert gradcheck(matching, cost) and gradgradcheck(lambda c: matching(c.square()).square(), cost)
 
 
-def test_vmap_and_compile():
-    matching, cost = Matching(3, 4), torch.randn(5, 3, 4)
-    assert torch.allclose(torch.func.vmap(matching)(cost), matching(cost), atol=1e-5)
-    assert torch.allclose(torch.compile(matching, fullgraph=True)(cost), matching(cost), atol=1e-5)
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 2**32 - 1))
 def test_permuting_the_nodes_permutes_d(rows, cols, seed):

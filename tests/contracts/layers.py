@@ -1,0 +1,184 @@
+"""The layers under contract: how to build a small one, and the shape of one example of its input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from scipy import sparse
+from torch import Tensor, nn
+
+from cutslots.models.discovery import build
+from cutslots.models.pair_discovery import JointPairing, SeparatePairing, SharedPairing
+from cutslots.modules.base import is_transformed
+from cutslots.modules.decoder_head import FusedDecoderHead
+from cutslots.modules.decoders import PixelShuffleConfig, PixelShuffleDecoder, SpatialBroadcastDecoder
+from cutslots.modules.encoders import CNNEncoder, ResNetConfig, ResNetEncoder
+from cutslots.modules.graph_ocl import (
+    GraphOCLCutConfig,
+    GraphOCLDecoder,
+    GraphOCLDecoderConfig,
+    GraphOCLPartition,
+    GraphOCLSlots,
+)
+from cutslots.modules.partition import CutPartitionConfig, KPartition, SoftmaxPartition, SpacetimePartition
+from cutslots.modules.position import SoftPositionEmbedding
+from cutslots.modules.slot_attention import SlotAttention, SlotAttentionConfig
+from cutslots.modules.slots import CutSlots
+from cutslots.programs.graph_cut import GraphCut
+from cutslots.programs.grid_cut import GridCut
+from cutslots.programs.matching import Matching, match_slots
+from cutslots.programs.qp import EqualityQP
+from tests.models.configs import IMAGES, PAIRS, SPACETIME
+
+EDGES = np.random.default_rng(0).integers(0, 5, (7, 2))
+A = np.random.default_rng(0).standard_normal((3, 6)) + 3 * np.eye(3, 6)
+B = [1.0, 2.0, 3.0]
+GRID, IMAGE = (4, 5), (8, 10)  # of features; of images
+FRAMES = 2
+NET = {"edge_net_channels": 4, "edge_net_kernel_sizes": (3, 1)}
+SLOTS = {"slot_dim": 8, "mlp_dim": 6, "relative_positions": True}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A row of the table. Inputs are uniform in [0, 1], as images are."""
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]  # of the input, without the batch
+    package: str
+
+    def make(self, device: str = "cpu", dtype: torch.dtype = torch.float64) -> nn.Module:
+        torch.manual_seed(1)
+        return self.build().eval().to(device, dtype)
+
+    def input(self, *batch: int, device: str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
+        generator = torch.Generator().manual_seed(2)
+        return torch.rand(*batch, *self.shape, generator=generator, dtype=torch.float64).to(device, dtype)
+
+
+# ------------------------------------------------------------------------------- layers with more than one input tensor
+
+
+class MatchSlots(nn.Module):
+    """`match_slots` of the first three slots and the others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return match_slots(x[..., :3, :], x[..., 3:, :]).slots
+
+
+class Pairings(nn.Module):
+    """The three pairings of `PairDiscovery`, on slots (B, 2, K, D)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairings = nn.ModuleList([JointPairing(4, 5), SharedPairing(4, 5, 2), SeparatePairing(4, 5)])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(pairing(x[:, 0], x[:, 1]) for pairing in self.pairings)
+
+
+class DecoderHead(nn.Module):
+    """The last layers of a decoder by fused functions: torch operations on the CPU, kernels on CUDA."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.ConvTranspose2d(3, 16, 5, 2, 2, 1),
+            nn.ReLU(),
+            nn.Conv2d(16, 16, 5, 1, 2),
+            nn.ReLU(),
+            nn.Conv2d(16, 4, 3, 1, 1),
+        )
+        self.head = FusedDecoderHead(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.head.materialize(x)
+        x = x.to(self.layers[0].weight.dtype)
+        if x.is_cuda or is_transformed():
+            return self.head(x, self.layers)
+        return self.head.forward_fused(x, self.layers)
+
+
+class EmbeddingWithPosition(nn.Module):
+    """`SoftPositionEmbedding` with coordinates relative to a position, which is read off the features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = SoftPositionEmbedding(3, GRID)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.embedding(x), self.embedding(x, x[:, :, 0, 0] + 0.5)
+
+
+def make_spacetime_partition() -> nn.Module:
+    partition = SpacetimePartition(3, 3, GRID, **NET)
+    partition.prepare(FRAMES)
+    return partition
+
+
+def programs() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
+    return {
+        "GridCut, image": (lambda: GridCut((3, 4), reach=2.0, anchor=0.3), (6, 3, 4)),
+        "GridCut, clip": (lambda: GridCut((2, 3, 2)), (8, 2, 3, 2)),
+        "GridCut, by FFT": (lambda: GridCut((2, 385)), (6, 2, 385)),
+        "GraphCut, Cholesky": (lambda: GraphCut(EDGES, 5, solver="cholesky"), (17,)),
+        "GraphCut, CG": (lambda: GraphCut(EDGES, 5, solver="cg"), (17,)),
+        "GraphCut, inverse": (lambda: GraphCut(EDGES, 5, solver="inverse"), (17,)),
+        "EqualityQP, dense": (lambda: EqualityQP(A, B), (6,)),
+        "EqualityQP, sparse": (lambda: EqualityQP(sparse.csr_array(A), B), (6,)),
+        "Matching": (lambda: Matching(3, 4), (3, 4)),
+        "match_slots": (MatchSlots, (7, 2)),
+    }
+
+
+def modules() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
+    features, cut = (3, *GRID), CutPartitionConfig(background_anchor=1.0, **NET)
+    return {
+        "SoftPositionEmbedding": (EmbeddingWithPosition, features),
+        "CNNEncoder": (lambda: CNNEncoder(4, (3, 3), pyramid_levels=1), (3, *IMAGE)),
+        "ResNetEncoder": (lambda: ResNetEncoder(4, (3, 3), pyramid_levels=1), (3, *IMAGE)),
+        "KPartition": (lambda: KPartition(3, 3, GRID, background_anchor=1.0, **NET), features),
+        "SoftmaxPartition": (lambda: SoftmaxPartition(3, 3, GRID, **NET), features),
+        "SpacetimePartition": (make_spacetime_partition, (FRAMES, *features)),
+        "GraphOCLPartition": (lambda: GraphOCLPartition(3, 3, GRID, **NET), features),
+        "CutSlots": (lambda: CutSlots(3, 3, GRID, feature_dim=6, partition=cut, **SLOTS), features),
+        "GraphOCLSlots": (
+            lambda: GraphOCLSlots(3, 3, GRID, feature_dim=6, partition=GraphOCLCutConfig(**NET), **SLOTS),
+            features,
+        ),
+        "SlotAttention": (lambda: SlotAttention(3, 3, GRID, num_iterations=2, **SLOTS), features),
+        "SpatialBroadcastDecoder": (lambda: SpatialBroadcastDecoder(8, IMAGE, (4,), 1, 3), (2, 8)),
+        "PixelShuffleDecoder": (lambda: PixelShuffleDecoder(8, (15, 17), (4,), 3), (2, 8)),
+        "GraphOCLDecoder": (lambda: GraphOCLDecoder(8, IMAGE, (4,), 1), (2, 8)),
+        "FusedDecoderHead": (DecoderHead, (3, 8, 8)),
+    }
+
+
+def models() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
+    """Models of all encoders and decoders, and of most slot modules and partitions."""
+    images = replace(
+        IMAGES,
+        image_size=IMAGE,
+        encoder=ResNetConfig(4, (3, 3)),
+        slots=SlotAttentionConfig(3, 8, relative_positions=True, num_iterations=2, mlp_dim=6),
+        decoder=PixelShuffleConfig((4,)),
+    )
+    pairs = replace(PAIRS, image_size=IMAGE, match_dim=4)
+    slots = replace(SPACETIME.slots, relative_positions=True)
+    clips = replace(SPACETIME, image_size=IMAGE, slots=slots, decoder=GraphOCLDecoderConfig((4,), 1))
+    return {
+        "Discovery": (lambda: build(images), (3, *IMAGE)),
+        "PairDiscovery": (lambda: build(pairs), (2, 3, *IMAGE)),
+        "pairings": (Pairings, (2, 3, 4)),
+        "SpacetimeDiscovery": (lambda: build(clips), (FRAMES, 3, *IMAGE)),
+    }
+
+
+LAYERS = {
+    name: Layer(*layer, package)
+    for package, group in (("programs", programs()), ("modules", modules()), ("models", models()))
+    for name, layer in group.items()
+}
