@@ -7,9 +7,8 @@ from pathlib import Path
 
 from tests.contracts.contracts import CONTRACTS
 from tests.contracts.gaps import GAPS, NO_OPS
-from tests.contracts.layers import LAYERS
+from tests.contracts.layers import GROUPS, LAYERS
 
-GROUPS = {"programs": "Solver layers", "modules": "Modules", "models": "Models"}
 INTRO = """# Contracts
 
 Every layer of `cutslots` is tested against what PyTorch expects of a layer. This page says which layer works with which
@@ -24,7 +23,7 @@ every gap still is one.
 NOTES = """
 - Derivatives are those of the input and of all parameters, in float64, with batch normalisation in evaluation mode.
 - On a machine with CUDA the same tests run there, in float32 where there are kernels.
-- A part of a layer in another row is compiled and exported with that layer.
+- A layer that is part of another one in a table is compiled and exported within that one.
 - Before you load an exported program, import the module of its layer: it registers custom ops and types of outputs.
 - PyTorch recommends `DistributedDataParallel`, which `cutslots train` uses, over `DataParallel`. With the latter,
   replicas of `GraphCut` and `EqualityQP` on other devices factor their matrix in every call.
@@ -33,28 +32,27 @@ NOTES = """
 
 
 def cell(layer: str, contract: str, numbers: dict[str, int]) -> str:
-    reason = GAPS.get((layer, contract))
-    if reason is None:
+    gap = GAPS.get((layer, contract))
+    if gap is None:
         return "yes"
-    return f"{'none' if reason == NO_OPS else 'no'} [{numbers[reason]}](#gaps)"
+    return f"{'none' if gap is NO_OPS else 'no'} [{numbers[gap.reason]}](#gaps)"
 
 
 def table(layers: list[str], numbers: dict[str, int]) -> str:
-    """Return a row for each layer and a column for each contract."""
-    rows = ["| | " + " | ".join(CONTRACTS) + " |", "|---" * (len(CONTRACTS) + 1) + "|"]
-    for layer in layers:
-        cells = " | ".join(cell(layer, contract, numbers) for contract in CONTRACTS)
-        rows.append(f"| {layer} | {cells} |")
+    """Return a row for each contract and a column for each layer."""
+    rows = ["| | " + " | ".join(layers) + " |", "|---" * (len(layers) + 1) + "|"]
+    for contract in CONTRACTS:
+        rows.append(f"| {contract} | " + " | ".join(cell(layer, contract, numbers) for layer in layers) + " |")
     return "\n".join(rows)
 
 
 def page() -> str:
     """Return the text of the page."""
-    numbers = {reason: i for i, reason in enumerate(dict.fromkeys(GAPS.values()), 1)}
+    numbers = {reason: i for i, reason in enumerate(dict.fromkeys(gap.reason for gap in GAPS.values()), 1)}
     text = INTRO + "\n".join(f"| {name} | {each.what} |" for name, each in CONTRACTS.items()) + "\n" + NOTES
-    for package, title in GROUPS.items():
-        layers = [name for name, layer in LAYERS.items() if layer.package == package]
-        text += f"\n## {title}\n\n{table(layers, numbers)}\n"
+    for group in GROUPS:
+        layers = [name for name, layer in LAYERS.items() if layer.group == group]
+        text += f"\n## {group}\n\n{table(layers, numbers)}\n"
     return text + "\n## Gaps\n\n" + "\n".join(f"{i}. {reason}" for reason, i in numbers.items()) + "\n"
 
 

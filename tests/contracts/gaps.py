@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from tests.contracts.contracts import NotApplicable
 from tests.contracts.layers import LAYERS
 
-NO_OPS = "The layer has no custom op. It consists of torch's own operations."
-FIRST_DERIVATIVES = (
+
+class Gap(NamedTuple):
+    reason: str
+    error: type[Exception]  # that the check raises
+    message: str  # in that error
+
+
+NO_OPS = Gap("The layer has no custom op. It consists of torch's own operations.", NotApplicable, "")
+FIRST_DERIVATIVES = Gap(
     "The fused functions have first derivatives only. A decoder calls them on CUDA in half precision. In float32, and "
-    "under `torch.func`, it runs layer by layer and has derivatives of any order."
+    "under `torch.func`, it runs layer by layer and has derivatives of any order.",
+    NotImplementedError,
+    "first derivatives only",
 )
-NO_TRAINING = (
-    "An exported program has the outputs of the fused functions, but not their gradients. Export a decoder in float32."
+NO_TRAINING = Gap(
+    "An exported program has the outputs of the fused functions, but not their gradients. Export a decoder in float32.",
+    RuntimeError,
+    "no autograd formula was registered",
 )
-RANDOM = (
+RANDOM = Gap(
     "Slot Attention, which the `Discovery` of this table contains, samples its slots. torch's older vmap, which this "
-    'function uses, does not run random operations. Use `torch.func.jacfwd(f, randomness="same")`.'
+    'function uses, does not run random operations. Use `torch.func.jacfwd(f, randomness="same")`.',
+    RuntimeError,
+    "random operations inside of vmap",
 )
 
 WITH_OPS = [
@@ -26,7 +42,7 @@ WITH_OPS = [
     "FusedDecoderHead",
 ]
 
-GAPS: dict[tuple[str, str], str] = {
+GAPS: dict[tuple[str, str], Gap] = {
     ("FusedDecoderHead", "gradgradcheck"): FIRST_DERIVATIVES,
     ("FusedDecoderHead", "torch.export"): NO_TRAINING,
     ("SlotAttention", "batched forward mode"): RANDOM,

@@ -33,6 +33,8 @@ from cutslots.programs.matching import Matching, match_slots
 from cutslots.programs.qp import EqualityQP
 from tests.models.configs import IMAGES, PAIRS, SPACETIME
 
+Group = dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]  # name to constructor and shape of an input
+
 EDGES = np.random.default_rng(0).integers(0, 5, (7, 2))
 A = np.random.default_rng(0).standard_normal((3, 6)) + 3 * np.eye(3, 6)
 B = [1.0, 2.0, 3.0]
@@ -44,11 +46,11 @@ SLOTS = {"slot_dim": 8, "mlp_dim": 6, "relative_positions": True}
 
 @dataclass(frozen=True)
 class Layer:
-    """A row of the table. Inputs are uniform in [0, 1], as images are."""
+    """A column of the table. Inputs are uniform in [0, 1], as images are."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]  # of the input, without the batch
-    package: str
+    group: str  # the heading of its table
 
     def make(self, device: str = "cpu", dtype: torch.dtype = torch.float64) -> nn.Module:
         torch.manual_seed(1)
@@ -119,7 +121,7 @@ def make_spacetime_partition() -> nn.Module:
     return partition
 
 
-def programs() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
+def solvers() -> Group:
     return {
         "GridCut, image": (lambda: GridCut((3, 4), reach=2.0, anchor=0.3), (6, 3, 4)),
         "GridCut, clip": (lambda: GridCut((2, 3, 2)), (8, 2, 3, 2)),
@@ -134,12 +136,10 @@ def programs() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
     }
 
 
-def modules() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
+def partitions_and_slots() -> Group:
     features, cut = (3, *GRID), CutPartitionConfig(background_anchor=1.0, **NET)
     return {
         "SoftPositionEmbedding": (EmbeddingWithPosition, features),
-        "CNNEncoder": (lambda: CNNEncoder(4, (3, 3), pyramid_levels=1), (3, *IMAGE)),
-        "ResNetEncoder": (lambda: ResNetEncoder(4, (3, 3), pyramid_levels=1), (3, *IMAGE)),
         "KPartition": (lambda: KPartition(3, 3, GRID, background_anchor=1.0, **NET), features),
         "SoftmaxPartition": (lambda: SoftmaxPartition(3, 3, GRID, **NET), features),
         "SpacetimePartition": (make_spacetime_partition, (FRAMES, *features)),
@@ -150,6 +150,13 @@ def modules() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
             features,
         ),
         "SlotAttention": (lambda: SlotAttention(3, 3, GRID, num_iterations=2, **SLOTS), features),
+    }
+
+
+def encoders_and_decoders() -> Group:
+    return {
+        "CNNEncoder": (lambda: CNNEncoder(4, (3, 3), pyramid_levels=1), (3, *IMAGE)),
+        "ResNetEncoder": (lambda: ResNetEncoder(4, (3, 3), pyramid_levels=1), (3, *IMAGE)),
         "SpatialBroadcastDecoder": (lambda: SpatialBroadcastDecoder(8, IMAGE, (4,), 1, 3), (2, 8)),
         "PixelShuffleDecoder": (lambda: PixelShuffleDecoder(8, (15, 17), (4,), 3), (2, 8)),
         "GraphOCLDecoder": (lambda: GraphOCLDecoder(8, IMAGE, (4,), 1), (2, 8)),
@@ -157,7 +164,7 @@ def modules() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
     }
 
 
-def models() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
+def models() -> Group:
     """Models of all encoders and decoders, and of most slot modules and partitions."""
     images = replace(
         IMAGES,
@@ -177,8 +184,11 @@ def models() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
     }
 
 
-LAYERS = {
-    name: Layer(*layer, package)
-    for package, group in (("programs", programs()), ("modules", modules()), ("models", models()))
-    for name, layer in group.items()
+SOLVERS = "Solver layers"
+GROUPS = {
+    SOLVERS: solvers,
+    "Partitions and slot modules": partitions_and_slots,
+    "Encoders and decoders": encoders_and_decoders,
+    "Models": models,
 }
+LAYERS = {name: Layer(*layer, group) for group, layers in GROUPS.items() for name, layer in layers().items()}

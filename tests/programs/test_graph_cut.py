@@ -48,7 +48,6 @@ def test_terminals_among_the_vertices(solver, rng):
 def test_gradients(device, solver, rng):
     cut = GraphCut(rng.integers(0, 5, (7, 2)), 5, solver=solver).double().to(device)
     w = torch.randn(2, 17, dtype=torch.float64, device=device, requires_grad=True)
-    assert gradcheck(cut, w) and gradgradcheck(cut, w)
     assert gradcheck(lambda w: tuple(cut.solve(w)), w, check_forward_ad=True)
     assert gradgradcheck(lambda w: cut(w.square()).square(), w)
 
