@@ -12,8 +12,8 @@ minimum cut, and one solution holds a nested family of cuts. gamma sets the scal
 
 p is constant on regions (see `min_cut_solver`), so its derivative by f is the mean over a region. Between regions with
 p_u > p_v the edge u -> v is cut, and its capacity moves both: with m the gradient of p averaged over regions,
-dL/df = m and dL/da_uv = -(m_u - m_v) / gamma. Where regions touch without a difference (a tie) p has a kink, and this
-is one of its subgradients.
+dL/df = m and dL/da_uv = -(m_u - m_v) / gamma. Forward mode is the adjoint of that. Where regions touch without a
+difference (a tie) p has a kink, and this is one of its subgradients.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class GraphMinCut(_MinCutLayer):
         w = self._check(w)
         batch, M = w.shape[:-1], len(self._step)
         a, source, sink = w.reshape(-1, w.shape[-1]).split([len(self._edges), *[self.num_vertices] * 2], 1)
-        both = a.new_zeros(len(a), 2 * M).index_add(1, self._edge_index, a)  # u -> v of all pairs, then v -> u
+        both = a.new_zeros(a.shape[0], 2 * M).index_add(1, self._edge_index, a)  # u -> v of all pairs, then v -> u
         forward, backward, c = both[:, :M], both[:, M:], source - sink
         ends, limits = self._pairs.ends, (self.tolerance, self.max_iterations)
         outputs = _apply(_Graph, min_cut_graph, forward, backward, c, *ends, self._step, *limits)
@@ -294,16 +294,18 @@ def _empty(x: Tensor, batch: int, shape: tuple[int, ...], pairs: int) -> Outputs
 
 
 def _save_solution(ctx: Any, inputs: Any, output: Outputs) -> None:
-    if hasattr(ctx, "mark_non_differentiable"):
+    saved = (output[0], output[2], *([inputs[3], inputs[4]] if len(inputs) > 3 else []))
+    ctx.save_for_backward(*saved)
+    if hasattr(ctx, "save_for_forward"):  # a function's; an operator has neither
+        ctx.save_for_forward(*saved)
         ctx.mark_non_differentiable(*output[1:])
-    ctx.save_for_backward(output[0], output[2], *([inputs[3], inputs[4]] if len(inputs) > 3 else []))
 
 
 def _grid_backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
     q, regions = ctx.saved_tensors
-    m, channels = region_means(grad.flatten(1), regions.flatten(1)).view_as(q), []
-    for axis in grid_axes(tuple(q.shape[1:])):
-        n = q.shape[axis] - 1
+    m = _region_means(grad, regions)
+    channels = []
+    for axis, n in ((axis, q.shape[axis] - 1) for axis in grid_axes(tuple(q.shape[1:]))):
         moved = m.narrow(axis, 1, n) - m.narrow(axis, 0, n)
         falls = q.narrow(axis, 0, n) - q.narrow(axis, 1, n)
         end = torch.zeros_like(m.narrow(axis, 0, 1))
@@ -314,11 +316,42 @@ def _grid_backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, No
     return torch.stack([*channels, m, -m], 1), None, None
 
 
+def _grid_jvp(ctx: Any, tangent: Tensor, *_: None) -> tuple[Tensor, None, None, None, None]:
+    """The adjoint of `_grid_backward`: what the capacities of cut edges and the unaries add to each region."""
+    q, regions = ctx.saved_tensors
+    *neighbours, source, sink = tangent.unbind(1)
+    change = source - sink
+    axes = grid_axes(tuple(q.shape[1:]))
+    for axis, forward, backward in zip(axes, neighbours[::2], neighbours[1::2], strict=True):
+        n = q.shape[axis] - 1
+        falls = q.narrow(axis, 0, n) - q.narrow(axis, 1, n)
+        flow = torch.where(falls > 0, forward.narrow(axis, 0, n), 0)
+        flow = flow - torch.where(falls < 0, backward.narrow(axis, 1, n), 0)
+        end = torch.zeros_like(q.narrow(axis, 0, 1))
+        change = change - torch.cat([flow, end], axis) + torch.cat([end, flow], axis)
+    return _region_means(change, regions), None, None, None, None
+
+
 def _graph_backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     q, regions, u, v = ctx.saved_tensors
-    m = region_means(grad, regions)
+    m = _region_means(grad, regions)
     moved, falls = m[:, v] - m[:, u], q[:, u] - q[:, v]
     return torch.where(falls > 0, moved, 0), torch.where(falls < 0, -moved, 0), m, None, None, None, None, None
+
+
+def _graph_jvp(
+    ctx: Any, forward: Tensor, backward: Tensor, c: Tensor, *_: None
+) -> tuple[Tensor, None, None, None, None]:
+    q, regions, u, v = ctx.saved_tensors
+    falls = q[:, u] - q[:, v]
+    flow = torch.where(falls > 0, forward, 0) - torch.where(falls < 0, backward, 0)
+    change = c.index_add(1, u, -flow).index_add(1, v, flow)
+    return _region_means(change, regions), None, None, None, None
+
+
+def _region_means(x: Tensor, regions: Tensor) -> Tensor:
+    flat = (x.shape[0], math.prod(x.shape[1:]))
+    return region_means(x.reshape(flat), regions.reshape(flat)).reshape(x.shape)
 
 
 min_cut_grid.register_autograd(_grid_backward, setup_context=_save_solution)
@@ -330,6 +363,7 @@ class _Grid(torch.autograd.Function):
 
     generate_vmap_rule = True
     backward = staticmethod(_grid_backward)
+    jvp = staticmethod(_grid_jvp)
     setup_context = staticmethod(_save_solution)
 
     @staticmethod
@@ -340,6 +374,7 @@ class _Grid(torch.autograd.Function):
 class _Graph(torch.autograd.Function):
     generate_vmap_rule = True
     backward = staticmethod(_graph_backward)
+    jvp = staticmethod(_graph_jvp)
     setup_context = staticmethod(_save_solution)
 
     @staticmethod

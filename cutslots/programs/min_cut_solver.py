@@ -204,8 +204,8 @@ def connect(u: Tensor, v: Tensor, joined: Tensor, num_vertices: int) -> Tensor:
 def region_means(x: Tensor, regions: Tensor) -> Tensor:
     """Return the mean of x (B, N) over the region of each vertex."""
     index = regions.long()
-    sums = torch.zeros_like(x, dtype=torch.float64).scatter_add_(1, index, x.double())
-    counts = torch.zeros_like(sums).scatter_add_(1, index, torch.ones_like(sums))
+    zeros = torch.zeros_like(x, dtype=torch.float64)
+    sums, counts = zeros.scatter_add(1, index, x.double()), zeros.scatter_add(1, index, torch.ones_like(zeros))
     return (sums / counts.clamp_min(1)).gather(1, index).to(x.dtype)
 
 

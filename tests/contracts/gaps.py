@@ -36,6 +36,8 @@ RANDOM = Gap(
 WITH_OPS = [
     "GraphCut, Cholesky",
     "GraphCut, CG",
+    "MinCut",
+    "GraphMinCut",
     "EqualityQP, sparse",
     "GraphOCLPartition",
     "GraphOCLSlots",

@@ -30,6 +30,7 @@ from cutslots.modules.slots import CutSlots
 from cutslots.programs.graph_cut import GraphCut
 from cutslots.programs.grid_cut import GridCut
 from cutslots.programs.matching import Matching, match_slots
+from cutslots.programs.min_cut import GraphMinCut, MinCut
 from cutslots.programs.qp import EqualityQP
 from tests.models.configs import IMAGES, PAIRS, SPACETIME
 
@@ -129,6 +130,8 @@ def solvers() -> Group:
         "GraphCut, Cholesky": (lambda: GraphCut(EDGES, 5, solver="cholesky"), (17,)),
         "GraphCut, CG": (lambda: GraphCut(EDGES, 5, solver="cg"), (17,)),
         "GraphCut, inverse": (lambda: GraphCut(EDGES, 5, solver="inverse"), (17,)),
+        "MinCut": (lambda: MinCut((3, 4), tolerance=1e-9), (6, 3, 4)),
+        "GraphMinCut": (lambda: GraphMinCut(EDGES, 5, tolerance=1e-9), (17,)),
         "EqualityQP, dense": (lambda: EqualityQP(A, B), (6,)),
         "EqualityQP, sparse": (lambda: EqualityQP(sparse.csr_array(A), B), (6,)),
         "Matching": (lambda: Matching(3, 4), (3, 4)),

@@ -42,6 +42,7 @@ BASES = {
     "PartitionSlots",
     "SlotModule",
     "SolverLayer",
+    "_MinCutLayer",
 }
 
 
