@@ -112,14 +112,14 @@ class GraphCut(SolverLayer):
         """Return all variables: p, the edge variables d, the slacks, the terminals."""
         w = self._check(w)
         p = self._all_vertices(w)
-        delta = linear_map(p, self._differences, self._divergence)
+        delta = linear_map(p, self._differences, self._divergence, traced=True)
         shift = w / (2 * self.gamma)
         terminals = torch.stack([p[..., self.graph.source], p[..., self.graph.sink]], -1)
         slack_st = terminals[..., 0] - terminals[..., 1] - 1
         return CutSolution(p[..., : self.num_vertices], delta / 2 - shift, -delta / 2 - shift, terminals, slack_st)
 
     def _all_vertices(self, w: Tensor) -> Tensor:
-        return self._p_at_zero + linear_map(w, self._vertices, self._vertices_adjoint)
+        return self._p_at_zero + linear_map(w, self._vertices, self._vertices_adjoint, traced=True)
 
     def _vertices(self, w: Tensor) -> Tensor:
         operators, scale = self._operators, -1 / (2 * self.gamma)

@@ -101,14 +101,18 @@ def _apply_legacy_batched(apply: Map, x: Tensor) -> Tensor:
     return torch._add_batch_dim(y.contiguous(), 0, level)
 
 
-def linear_map(x: Tensor, apply: Map, adjoint: Map) -> Tensor:
+def linear_map(x: Tensor, apply: Map, adjoint: Map, *, traced: bool = False) -> Tensor:
     """Return `apply(x)`, differentiated by `adjoint` instead of through the operations inside `apply`.
 
     Both are linear, act on trailing dimensions and accept any leading ones. Nothing is saved for the backward pass. In
-    forward mode the map is its own derivative.
+    forward mode the map is its own derivative. With `traced`, compiled code differentiates the operations inside
+    `apply`: torch 2.11 traces a function that is its own adjoint to a gradient of zero, without an error.
     """
     if torch.compiler.is_compiling():  # torch.compile does not trace functions with a jvp
-        return _ReverseLinearMap.apply(x, apply, adjoint)
+        if not traced:
+            return _ReverseLinearMap.apply(x, apply, adjoint)
+        with torch.autocast(x.device.type, enabled=False):
+            return apply(x)
     return _LinearMap.apply(x, apply, adjoint)
 
 
@@ -207,7 +211,7 @@ class EqualityQP(SolverLayer):
         b = self.b if b is None else self._check("b", b, m)
         batch = torch.broadcast_shapes(c.shape[:-1], b.shape[:-1])
         rhs = torch.cat([-c.expand(*batch, n), b.expand(*batch, m)], dim=-1)
-        return Solution(*linear_map(rhs, self._kkt, self._kkt).split([n, m], dim=-1))
+        return Solution(*linear_map(rhs, self._kkt, self._kkt, traced=True).split([n, m], dim=-1))
 
     def _kkt(self, rhs: Tensor) -> Tensor:
         """Solve the symmetric system at the top of this file for rhs (..., n + m)."""
