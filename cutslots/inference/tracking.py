@@ -22,7 +22,7 @@ from cutslots.inference.prepare import Images, Resize, open_images
 from cutslots.inference.video import open_video
 from cutslots.models.discovery import Discovery
 from cutslots.models.mask_kinds import VideoMaskKind
-from cutslots.models.refinement import merge_masks, merge_video_slots, posterior_masks, slot_overlap
+from cutslots.models.refinement import cut_masks, merge_masks, merge_video_slots, posterior_masks, slot_overlap
 from cutslots.models.tracker import Tracker
 
 
@@ -78,7 +78,7 @@ def track_frames(
     for number, frame in enumerate(_run(model, frames, association, resize)):
         masks = frame.output.masks
         if merges is not None:
-            masks = merge_masks(posterior_masks(frame.output, frame.pixels), merges)
+            masks = cut_masks(merge_masks(posterior_masks(frame.output, frame.pixels), merges), frame.pixels)
         prediction = make_prediction(model, frame, masks, f"frame_{number}", background)
         background = prediction.background
         yield prediction

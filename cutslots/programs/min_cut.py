@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from cutslots.programs.graph import Graph, check_shape, grid_axes
 from cutslots.programs.min_cut_solver import (
@@ -296,9 +297,10 @@ def _empty(x: Tensor, batch: int, shape: tuple[int, ...], pairs: int) -> Outputs
 def _save_solution(ctx: Any, inputs: Any, output: Outputs) -> None:
     saved = (output[0], output[2], *([inputs[3], inputs[4]] if len(inputs) > 3 else []))
     ctx.save_for_backward(*saved)
-    if hasattr(ctx, "save_for_forward"):  # a function's; an operator has neither
-        ctx.save_for_forward(*saved)
+    if hasattr(ctx, "mark_non_differentiable"):  # a function's; an operator has neither
         ctx.mark_non_differentiable(*output[1:])
+        if forward_ad._current_level >= 0:  # otherwise a cycle of references that only the collector frees
+            ctx.save_for_forward(*saved)
 
 
 def _grid_backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:

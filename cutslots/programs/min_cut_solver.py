@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import math
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -212,10 +212,6 @@ def region_means(x: Tensor, regions: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------- compiled
 
 
-class _Result(ctypes.Structure):
-    _fields_ = (("gap", ctypes.c_double), ("value", ctypes.c_double), ("iterations", ctypes.c_int64))
-
-
 def solve_grids_compiled(w: Tensor, tolerance: float, max_iterations: int) -> Dual | None:
     """Solve grids w (B, channels, *shape) on the CPU by compiled code; None if there is none."""
     library = native.load(SOURCE, w.dtype) if w.device.type == "cpu" else None
@@ -242,15 +238,16 @@ def solve_graphs_compiled(
     return _call(library.solve_graphs, arguments, torch.zeros_like(hi), c.shape[1], tolerance, max_iterations)
 
 
-def _call(function, arguments, y: Tensor, num_vertices: int, tolerance: float, max_iterations: int) -> Dual:  # type: ignore[no-untyped-def]
+def _call(
+    function: Any, arguments: list[Any], y: Tensor, num_vertices: int, tolerance: float, max_iterations: int
+) -> Dual:
     batch = len(y)
     q, regions = y.new_empty(batch, num_vertices), y.new_empty(batch, num_vertices, dtype=torch.int32)
-    results, following = (_Result * batch)(), ctypes.c_int64(0)
+    results, following = torch.empty(batch, 3, dtype=torch.float64), ctypes.c_int64(0)  # gap, value, iterations (int64)
     limits = [ctypes.c_double(tolerance), ctypes.c_int64(max_iterations)]
-    outputs = [*map(_pointer, (y, q, regions)), results, ctypes.byref(following)]
+    outputs = [*map(_pointer, (y, q, regions, results)), ctypes.byref(following)]
     native.in_threads(lambda: function(*arguments, *limits, *outputs), batch)
-    gap = torch.tensor([each.gap for each in results], dtype=torch.float64)
-    return Dual(q, y, regions, gap, torch.tensor([each.iterations for each in results], dtype=torch.int64))
+    return Dual(q, y, regions, results[:, 0].clone(), results.view(torch.int64)[:, 2].clone())
 
 
 def _pointer(x: Tensor) -> ctypes.c_void_p:

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +15,9 @@ from cutslots.models import refinement
 from cutslots.models.discovery import DiscoveryOutput
 from cutslots.models.mask_kinds import MASK_KINDS
 from cutslots.models.refinement import (
+    MERGE_THRESHOLD,
     MIN_OVERLAP,
+    cut_masks,
     high_recall_masks,
     merge_slots,
     posterior_masks,
@@ -23,6 +26,7 @@ from cutslots.models.refinement import (
     select_masks,
     slot_overlap,
 )
+from cutslots.programs.min_cut import GraphMinCut
 
 
 def make_output(masks, slot_reconstructions):
@@ -108,15 +112,55 @@ def test_masks_sum_to_one_and_merged_slots_are_empty(seed):
     case, image = random_case(seed)
     masks = refine_masks(case, image)
     torch.testing.assert_close(masks.sum(1), torch.ones(2, 6, 6))
-    unmerged = refine_masks(case, image, merge_threshold=-1.0)
+    uncut, unmerged = (refine_masks(case, image, merge_threshold=t, capacity=0) for t in (MERGE_THRESHOLD, -1.0))
     kept = masks.sum((2, 3)) > 0
+    assert torch.equal(kept, uncut.sum((2, 3)) > 0), "a cut keeps empty slots empty"
     assert (kept.sum(1) <= 5).all() and kept.any(1).all()
-    assert (masks[kept] >= unmerged[kept] - 1e-6).all()
+    assert (uncut[kept] >= unmerged[kept] - 1e-6).all()
 
 
 def test_wide_sigma_without_merging_gives_the_decoder_masks():
     case, image = random_case(0)
-    torch.testing.assert_close(refine_masks(case, image, pixel_sigma=1e6, merge_threshold=-1.0), case.masks)
+    torch.testing.assert_close(refine_masks(case, image, 1e6, -1.0, capacity=0), case.masks)
+
+
+def test_cut_masks_are_the_softmax_of_minimum_cuts():
+    case, image = random_case(1, B=1, K=3, H=5, W=4)
+    x, log_masks = image[0].double().numpy(), case.masks[0].double().log().numpy()
+    vertices, edges, capacities = np.arange(20).reshape(5, 4), [], []
+    for tails, heads in ((vertices[:, :-1], vertices[:, 1:]), (vertices[:-1], vertices[1:])):
+        for u, v in zip(tails.ravel(), heads.ravel(), strict=True):
+            difference = x[:, u // 4, u % 4] - x[:, v // 4, v % 4]
+            edges += [(u, v), (v, u)]
+            capacities += [2.5 * math.exp(-(difference**2).sum() / (2 * 0.3**2))] * 2
+    cut = GraphMinCut(edges, 20, tolerance=1e-10, max_iterations=100_000).double()
+    weights = [[*capacities, *(f - f.min()).ravel(), *[0] * 20] for f in log_masks]
+    p = cut(torch.tensor(weights)) + torch.tensor(log_masks.min((1, 2)))[:, None]
+    expected = p.softmax(0).view(3, 5, 4).float()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(refinement, "CUT_TOLERANCE", 1e-7)
+        torch.testing.assert_close(cut_masks(case.masks, image, 2.5, 0.3)[0], expected, rtol=0, atol=1e-4)
+
+
+def test_outlines_move_to_the_edges_of_the_image():
+    image = torch.full((1, 3, 12, 16), 0.2)
+    image[..., 9:] = 0.8  # the edge is at column 9, the mask ends at column 7 and has a hole
+    mask = torch.full((1, 1, 12, 16), 0.9)
+    mask[..., 7:] = 0.4
+    mask[..., 10:] = 0.1
+    mask[..., 4, 3] = 0.3
+    masks = cut_masks(torch.cat([mask, 1 - mask], 1), image)
+    assert torch.equal(masks[0, 0] > 0.5, (torch.arange(16) < 9).expand(12, 16))
+    assert torch.equal(cut_masks(masks, image, capacity=0), masks)
+
+
+def test_empty_slots_stay_empty_and_uint8_images_are_those_in_floats():
+    masks = torch.rand(2, 4, 6, 5).softmax(1)
+    masks[0, 1] = 0
+    masks, image = masks / masks.sum(1, keepdim=True), torch.randint(0, 256, (2, 3, 6, 5), dtype=torch.uint8)
+    cut = cut_masks(masks, image)
+    assert not cut[0, 1].any() and torch.equal(cut, cut_masks(masks, image / 255))
+    torch.testing.assert_close(cut.sum(1), torch.ones(2, 6, 5))
 
 
 def test_images_of_a_batch_are_independent():
