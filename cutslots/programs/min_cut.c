@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define FIRST_CHECK 10 /* iterations before the gap is computed; the period grows by a quarter each time */
+
 typedef REAL real;
 
 typedef struct {
@@ -185,11 +187,12 @@ static void grid_regions(const grid *g, int32_t *parent) {
     int64_t S = slab_size(g), W = g->columns, N = g->slabs * S, strides[3] = {S, W, 1};
     for (int64_t i = 0; i < N; i++) parent[i] = (int32_t)i;
     for (int axis = 0; axis < 3; axis++)
-        for (int64_t i = 0; i + strides[axis] < N; i++) {
-            real y = g->y[axis][i]; /* zero where there is no edge, */
-            int64_t j = i + strides[axis];
-            int edge = axis == 0 ? 1 : axis == 1 ? (i % S) / W + 1 < g->rows : i % W + 1 < W;
-            if (edge && -g->backward[axis][j] < y && y < g->forward[axis][i]) join(parent, (int32_t)i, (int32_t)j);
+        for (int64_t o = 0; o < N; o += W) {
+            if ((axis == 0 && o / S + 1 == g->slabs) || (axis == 1 && (o % S) / W + 1 == g->rows)) continue;
+            int64_t n = axis == 2 ? W - 1 : W, stride = strides[axis];
+            const real *hi = g->forward[axis] + o, *lo = g->backward[axis] + o + stride, *y = g->y[axis] + o;
+            for (int64_t j = 0; j < n; j++)
+                if (-lo[j] < y[j] && y[j] < hi[j]) join(parent, (int32_t)(o + j), (int32_t)(o + j + stride));
         }
 }
 
@@ -220,7 +223,7 @@ static int solve_grid(const real *channels, int64_t frames, int64_t height, int6
     memcpy(memory, y, axes * N * sizeof(real));
 
     double t = 1, gap = 0, value = 0;
-    int64_t k = 0, checked = 0, period = 10;
+    int64_t k = 0, checked = FIRST_CHECK, period = FIRST_CHECK;
     for (;; k++) {
         if (k == checked || k >= max_iterations) {
             for (int64_t a = 0; a < g.slabs; a++) grid_vertices(&g, g.y, a);
@@ -257,7 +260,7 @@ static int solve_graph(const int32_t *u, const int32_t *v, int64_t M, int64_t N,
     }
     memcpy(z, y, M * sizeof(real));
     double t = 1, gap = 0, value = 0;
-    int64_t k = 0, checked = 0, period = 10;
+    int64_t k = 0, checked = FIRST_CHECK, period = FIRST_CHECK;
     for (;; k++) {
         if (k == checked || k >= max_iterations) {
             double averaged = 0, dual = 0, better;

@@ -26,6 +26,7 @@ from cutslots.programs import native
 from cutslots.programs.graph import Shape, grid_axes
 
 SOURCE = Path(__file__).with_name("min_cut.c")
+MIN_VERTICES = 16_384  # a thread takes longer to start than to solve fewer
 FIRST_CHECK = 10  # iterations before the first check of the gap; the period grows by a quarter each time
 
 
@@ -110,7 +111,7 @@ def solve(
 ) -> Dual:
     """Solve B problems at once: lo and hi (B, M), c (B, N). All run until the last one has converged."""
     y = torch.zeros_like(hi)
-    z, t, check, period = y, torch.ones(len(c), 1, dtype=c.dtype, device=c.device), 0, FIRST_CHECK
+    z, t, check, period = y, torch.ones(len(c), 1, dtype=c.dtype, device=c.device), FIRST_CHECK, FIRST_CHECK
     found: Dual | None = None
     for k in range(max_iterations + 1):
         if k in (check, max_iterations):
@@ -246,7 +247,8 @@ def _call(
     results, following = torch.empty(batch, 3, dtype=torch.float64), ctypes.c_int64(0)  # gap, value, iterations (int64)
     limits = [ctypes.c_double(tolerance), ctypes.c_int64(max_iterations)]
     outputs = [*map(_pointer, (y, q, regions, results)), ctypes.byref(following)]
-    native.in_threads(lambda: function(*arguments, *limits, *outputs), batch)
+    tasks = min(batch, 1 + batch * num_vertices // MIN_VERTICES)
+    native.in_threads(lambda: function(*arguments, *limits, *outputs), tasks)
     return Dual(q, y, regions, results[:, 0].clone(), results.view(torch.int64)[:, 2].clone())
 
 
