@@ -23,7 +23,7 @@ from cutslots.inference.prediction import MAX_PIXELS, Prediction, strips
 from cutslots.inference.prepare import Box, Images, Resize, fit_image, open_images
 from cutslots.models.discovery import Discovery, DiscoveryOutput, check_finite
 from cutslots.models.mask_kinds import DEFAULT_MASK_KIND, MaskKind
-from cutslots.models.refinement import high_recall_masks, select_masks
+from cutslots.models.refinement import cut_masks, high_recall_masks, refine_masks, select_masks
 from cutslots.models.training_data import reconstruction_errors
 
 
@@ -55,10 +55,12 @@ def predict_image(
 ) -> Prediction:
     """Return the objects in one RGB image."""
     frame = run_model(model, model, image, resize)
-    if masks == "high-recall":  # its own values are no measure of confidence
-        refined = select_masks("refined", frame.output, frame.pixels)
-        return make_prediction(model, frame, high_recall_masks(refined), name, values=refined)
-    return make_prediction(model, frame, select_masks(masks, frame.output, frame.pixels), name)
+    if masks not in ("refined", "high-recall"):
+        return make_prediction(model, frame, select_masks(masks, frame.output, frame.pixels), name)
+    posterior = refine_masks(frame.output, frame.pixels, capacity=0)  # what is done to it next is no probability
+    refined = cut_masks(posterior, frame.pixels)
+    shown = high_recall_masks(refined) if masks == "high-recall" else refined
+    return make_prediction(model, frame, shown, name, values=posterior)
 
 
 class Frame(NamedTuple):

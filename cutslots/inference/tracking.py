@@ -76,10 +76,11 @@ def track_frames(
     """Yield the objects in every frame. With `merges` (1, K) the masks are refined, else they are the decoder's."""
     background = None  # that of the first frame
     for number, frame in enumerate(_run(model, frames, association, resize)):
-        masks = frame.output.masks
+        masks, values = frame.output.masks, None
         if merges is not None:
-            masks = cut_masks(merge_masks(posterior_masks(frame.output, frame.pixels), merges), frame.pixels)
-        prediction = make_prediction(model, frame, masks, f"frame_{number}", background)
+            values = merge_masks(posterior_masks(frame.output, frame.pixels), merges)
+            masks = cut_masks(values, frame.pixels)
+        prediction = make_prediction(model, frame, masks, f"frame_{number}", background, values)
         background = prediction.background
         yield prediction
 
