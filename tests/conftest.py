@@ -14,7 +14,7 @@ from cutslots.dataset import Indices, check_indices
 from cutslots.scenes import Scenes
 from cutslots.scenes.scene_batch import SceneBatch
 
-collect_ignore = ["plugins"]  # imported only as plugins
+collect_ignore = ["plugins", "mutants"]  # imported only as plugins; needs mutmut
 
 torch.set_num_threads(1)  # the suite runs in several processes
 

@@ -29,3 +29,9 @@ def test_textures_ramp_up():
 def test_a_ramp_of_no_steps_is_a_jump():
     data = TexturedConfig(texture_ramp_start=5, texture_ramp_end=5)
     assert texture_range(data, 4) == (0, 0.15)
+    assert texture_range(data, 6) == (0.7, 1.0)
+
+
+def test_textures_stay_at_full_strength_after_the_ramp():
+    data = TexturedConfig(texture_ramp_start=10, texture_ramp_end=30)
+    assert texture_range(data, 30) == texture_range(data, 1000) == (0.7, 1.0)
