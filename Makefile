@@ -4,13 +4,14 @@
 # make docs   the documentation as a site, for reading offline
 # make wheel  build the packages, install them into an empty environment and try them
 # make soak   damaged files, killed runs, full disks
+# make mutants MODULE=cutslots/training/losses.py   the changes to a module that no test notices
 #
 # Each sets up .venv first. If your Python is not called python3: make PYTHON=python3.12 test
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test bench soak docs format wheel clean
+.PHONY: demo test bench soak mutants docs format wheel clean
 
 # Another seed: make demo SEED=1
 SEED ?= 0
@@ -42,6 +43,15 @@ MINUTES ?= 5
 
 soak: .venv/dev
 	$(BIN)/python -m tests.soak --moments $(MOMENTS) --minutes $(MINUTES)
+
+# Mutation tests of one module, or several in quotes. Run again after adding tests: it takes only the survivors.
+MODULE ?= cutslots/training/losses.py
+JOBS ?= 2
+
+mutants: .venv/dev
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[mutants]'
+	$(BIN)/python -m tests.mutants $(MODULE) --jobs $(JOBS)
+	@echo "the survivors are listed in out/mutants"
 
 docs: .venv/ready
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'

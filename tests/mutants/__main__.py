@@ -46,7 +46,9 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m tests.mutants", description=__doc__)
     parser.add_argument("modules", nargs="+", help="files, for example cutslots/training/losses.py")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--minutes", type=float, default=600, help="start no mutant after this time; run again to resume")
+    parser.add_argument(
+        "--minutes", type=float, default=600, help="start no mutant after this time; run again to resume"
+    )
     parser.add_argument("--slowest", type=float, default=10, help="leave out tests that take more seconds")
     parser.add_argument("--seconds", type=float, default=30, help="time of all tests of one mutant, without mutation")
     parser.add_argument("--tests", nargs="+", help="test files; by default those of the package")
@@ -199,7 +201,9 @@ def write_report(path: str, made: list[Mutant]) -> None:
     counts = Counter(by_result.values())
     ended = len(made) - counts["not run"]
     percent = 100 * (counts["killed"] + counts["timeout"]) / max(ended, 1)
-    summary = f"{path}: {percent:.1f} % of {ended} killed; {', '.join(f'{n} {name}' for name, n in sorted(counts.items()))}"
+    summary = (
+        f"{path}: {percent:.1f} % of {ended} killed; {', '.join(f'{n} {name}' for name, n in sorted(counts.items()))}"
+    )
     print(summary)
     shown = [f"{result}\n{mutant.diff}" for mutant, result in by_result.items() if result in SURVIVORS]
     results_file(path, "txt").write_text("\n\n".join([summary, *shown]) + "\n")

@@ -68,7 +68,11 @@ class Recorder:
             result = yield
         seconds = time.monotonic() - started
         fixtures = getattr(item, "_fixtureinfo", None)
-        shared = [self.of_fixture.get(d, {}) for each in fixtures.name2fixturedefs.values() for d in each] if fixtures else []
+        shared = (
+            [self.of_fixture.get(d, {}) for each in fixtures.name2fixturedefs.values() for d in each]
+            if fixtures
+            else []
+        )
         every = {path: lines[path].union(*(each.get(path, ()) for each in shared)) for path in lines}
         self.tests[item.nodeid] = Test(seconds, {path: sorted(numbers) for path, numbers in every.items()})
         return result

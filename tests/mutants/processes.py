@@ -81,4 +81,8 @@ def run_pytest(files: Iterable[str], plugin: object, *options: str) -> int:
     hypothesis.settings.register_profile("mutants", deadline=None, derandomize=True, database=None)
     hypothesis.settings.load_profile("mutants")
     folder = os.environ["TMPDIR"]
-    return int(pytest.main(["-q", f"--basetemp={folder}/pytest", *options, *files], plugins=[plugin]))
+    return int(
+        pytest.main(
+            ["-q", f"--basetemp={folder}/pytest", "-p", "no:unraisableexception", *options, *files], plugins=[plugin]
+        )
+    )

@@ -35,7 +35,12 @@ def test_a_small_blur_returns_its_input():
 def test_blur_decays_linearly():
     loss = MSELoss(blur=4.0, blur_steps=8)
     assert [loss.sigma_at(step) for step in (0, 2, 6, 8, 999)] == [4, 3, 1, 0, 0]
+    assert [MSELoss(blur=4.0, blur_steps=1).sigma_at(step) for step in (0, 1, 2)] == [4, 0, 0]
     assert not any(MSELoss().sigma_at(step) for step in (0, 10**6))
+
+
+def test_blur_stays_on_the_device_of_its_input():
+    assert gaussian_blur(torch.empty(2, 3, 8, 8, device="meta"), 1.0).device.type == "meta"
 
 
 # --------------------------------------------------------------------------------------------------- foreground penalty
@@ -116,6 +121,11 @@ def test_bad_options_are_named(tmp_path, changes, message):
     with pytest.raises(ValueError, match=r"\A[^\n]+\Z") as caught:
         train(small(tmp_path / "run", **changes))
     assert str(caught.value).startswith(message) and not (tmp_path / "run").exists()
+
+
+def test_a_blur_may_be_as_wide_as_the_image():
+    config = small(None)
+    MSELoss(blur=min(config.model.image_size)).validate(build(config.model))
 
 
 @dataclass(frozen=True)
