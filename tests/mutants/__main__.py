@@ -13,12 +13,12 @@ import argparse
 import contextlib
 import functools
 import gc
+import hashlib
 import importlib
 import importlib.util
 import json
 import pickle
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -46,9 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m tests.mutants", description=__doc__)
     parser.add_argument("modules", nargs="+", help="files, for example cutslots/training/losses.py")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument(
-        "--minutes", type=float, default=600, help="start no mutant after this time; run again to resume"
-    )
+    parser.add_argument("--minutes", type=float, default=600, help="stop after this time; run again to resume")
     parser.add_argument("--slowest", type=float, default=10, help="leave out tests that take more seconds")
     parser.add_argument("--seconds", type=float, default=30, help="time of all tests of one mutant, without mutation")
     parser.add_argument("--tests", nargs="+", help="test files; by default those of the package")
@@ -65,29 +63,39 @@ def prepare(
 ) -> tuple[dict[str, dict[str, Test]], dict[str, list[Mutant]]]:
     """Return the tests of each package and the mutants of each module; import here what the tests import."""
     packages = {path: Path(path).parts[1] for path in paths}
-    with tempfile.TemporaryDirectory() as folder:
-        made = {path: Path(folder, f"{i}.pickle") for i, path in enumerate(paths)}
-        measured = {
-            (package, file): Path(folder, f"{package}-{file.replace('/', '.')}.json")
-            for package in dict.fromkeys(packages.values())
-            for file in given or test_files(package, paths)
-        }
-        measuring = [
-            Job(measure, ([path for path in paths if packages[path] == package], file, answer), timeout=400)
-            for (package, file), answer in measured.items()
-        ]
-        run_jobs([*measuring, *(Job(save_mutants, each, timeout=400) for each in made.items())], count)
-        tests: dict[str, dict[str, Test]] = {package: {} for package in packages.values()}
-        for (package, file), answer in measured.items():
-            tests[package] |= usable_tests(file, answer)
-        gc.freeze()
-        return tests, {path: pickle.loads(file.read_bytes()) for path, file in made.items()}
+    folder = OUT / "prepared" / digest()
+    folder.mkdir(parents=True, exist_ok=True)
+    made = {path: folder / f"{path.replace('/', '.')}.pickle" for path in paths}
+    measured = {
+        (package, file): folder / f"{package}-{file.replace('/', '.')}.json"
+        for package in dict.fromkeys(packages.values())
+        for file in given or test_files(package)
+    }
+    todo = [
+        Job(measure, (sorted(map(str, Path("cutslots", package).glob("*.py"))), file, answer), timeout=400)
+        for (package, file), answer in measured.items()
+        if not answer.exists()
+    ]
+    todo += [Job(save_mutants, (path, file), timeout=400) for path, file in made.items() if not file.exists()]
+    run_jobs(todo, count)
+    tests: dict[str, dict[str, Test]] = {package: {} for package in packages.values()}
+    for (package, file), answer in measured.items():
+        tests[package] |= usable_tests(file, answer)
+    gc.freeze()
+    return tests, {path: pickle.loads(file.read_bytes()) for path, file in made.items()}
 
 
-def test_files(package: str, paths: list[str]) -> list[str]:
-    """Return the files with tests of a package, and its modules, which may have doctests."""
-    own = map(str, sorted(Path("tests", package).glob("test_*.py")))
-    return [*own, *MORE_TESTS.get(package, []), *(path for path in paths if Path(path).parts[1] == package)]
+def digest() -> str:
+    """Return a hash of the package and its tests. What was measured holds until one of them changes."""
+    files = sorted(file for folder in ("cutslots", "tests") for file in Path(folder).rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def test_files(package: str) -> list[str]:
+    """Return the files with tests of a package, and its modules with doctests."""
+    own = [*Path("tests", package).glob("test_*.py")]
+    own += [file for file in Path("cutslots", package).glob("*.py") if ">>>" in file.read_text()]
+    return [*sorted(map(str, own)), *MORE_TESTS.get(package, [])]
 
 
 def usable_tests(file: str, answer: Path) -> dict[str, Test]:
@@ -95,8 +103,8 @@ def usable_tests(file: str, answer: Path) -> dict[str, Test]:
         print(f"{file}: not collected, so not used")
         return {}
     found = json.loads(answer.read_text())
-    if found["unusable"]:
-        print(f"{file}: failed or skipped, so not used: {', '.join(found['unusable'])}")
+    if found["failed"]:
+        print(f"{file}: failed, so not used: {', '.join(found['failed'])}")
     preload(found["imported"])
     return {name: Test(*test) for name, test in found["tests"].items()}
 

@@ -35,7 +35,8 @@ class Recorder:
         self.lines: Lines = {path: set() for path in paths}
         self.of_fixture: dict[object, Lines] = {}
         self.tests: dict[str, Test] = {}
-        self.unusable: set[str] = set()
+        self.failed: set[str] = set()
+        self.skipped: set[str] = set()
 
     def trace(self, frame: FrameType, event: str, arg: object) -> Any:
         path = self.paths.get(frame.f_code.co_filename)
@@ -48,10 +49,13 @@ class Recorder:
     def separate(self) -> Iterator[Lines]:
         """Give the lines run in this context; add them to the outer ones."""
         outer, self.lines = self.lines, {path: set() for path in self.lines}
-        yield (inner := self.lines)
-        for path, lines in outer.items():
-            lines |= inner[path]
-        self.lines = outer
+        inner = self.lines
+        try:
+            yield inner
+        finally:  # a fixture may skip
+            for path, lines in outer.items():
+                lines |= inner[path]
+            self.lines = outer
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, Any, Any]:
@@ -67,15 +71,16 @@ class Recorder:
         with self.separate() as lines, self.tracing():
             result = yield
         seconds = time.monotonic() - started
-        fixtures = getattr(item, "_fixtureinfo", None)
-        shared = (
-            [self.of_fixture.get(d, {}) for each in fixtures.name2fixturedefs.values() for d in each]
-            if fixtures
-            else []
-        )
-        every = {path: lines[path].union(*(each.get(path, ()) for each in shared)) for path in lines}
-        self.tests[item.nodeid] = Test(seconds, {path: sorted(numbers) for path, numbers in every.items()})
+        for fixture in self.fixtures(item):
+            for path, shared in self.of_fixture.get(fixture, {}).items():
+                lines[path] |= shared
+        self.tests[item.nodeid] = Test(seconds, {path: sorted(numbers) for path, numbers in lines.items()})
         return result
+
+    @staticmethod
+    def fixtures(item: Any) -> list[object]:
+        known = getattr(item, "_fixtureinfo", None)  # a doctest may have none
+        return [fixture for each in known.name2fixturedefs.values() for fixture in each] if known else []
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
@@ -86,24 +91,25 @@ class Recorder:
         threading.settrace(None)  # type: ignore[arg-type]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if not report.passed:
-            self.unusable.add(report.nodeid)
+        if report.failed:
+            self.failed.add(report.nodeid)
+        elif report.skipped:
+            self.skipped.add(report.nodeid)
 
 
 def clear_caches() -> None:
     """Empty all functools caches, so that each test runs the lines that fill them."""
     for cached in gc.get_objects():
-        if isinstance(cached, functools._lru_cache_wrapper) and cached.__module__.startswith(("cutslots", "tests")):
+        if type(cached) is functools._lru_cache_wrapper and cached.__module__.startswith(("cutslots", "tests")):
             cached.cache_clear()
 
 
 def measure(paths: list[str], file: str, answer: Path) -> None:
-    """Run the tests of a file; write those that pass, the others, and the imported modules."""
+    """Run the tests of a file; write those that pass, those that fail, and the imported modules."""
     recorder = Recorder(paths)
     status = run_pytest([file], recorder)
-    if status > 1 and status != pytest.ExitCode.NO_TESTS_COLLECTED:
-        return
-    passed = {name: test for name, test in recorder.tests.items() if name not in recorder.unusable}
-    answer.write_text(
-        json.dumps({"tests": passed, "unusable": sorted(recorder.unusable), "imported": sorted(sys.modules)})
-    )
+    if status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+        other = recorder.failed | recorder.skipped
+        passed = {name: test for name, test in recorder.tests.items() if name not in other}
+        found = {"tests": passed, "failed": sorted(recorder.failed), "imported": sorted(sys.modules)}
+        answer.write_text(json.dumps(found))

@@ -33,30 +33,38 @@ class Running(NamedTuple):
     deadline: float
     folder: str
 
-    def stop_if_over(self) -> bool:
-        """End a process that is late, and what its tests have started; return whether the job is over."""
+    def ended(self) -> bool:
+        """Return whether the job is over; end it if it is late."""
         late = self.process.is_alive() and time.monotonic() > self.deadline
         if self.process.is_alive() and not late:
             return False
+        self.stop()
+        self.job.done(None if late else self.process.exitcode)
+        return True
+
+    def stop(self) -> None:
+        """End the process, and what its tests have started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.join()
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.job.done(None if late else self.process.exitcode)
-        return True
 
 
 def run_jobs(jobs: Iterable[Job], count: int, deadline: float = float("inf")) -> None:
-    """Run jobs, `count` at a time; start none after the deadline."""
+    """Run jobs, `count` at a time. Those that run at the deadline are stopped."""
     running: list[Running] = []
     queue = iter(jobs)
-    while True:
-        while len(running) < count and time.monotonic() < deadline and (job := next(queue, None)) is not None:
-            running.append(_start(job))
-        if not running:
-            return
-        wait([each.process.sentinel for each in running], timeout=0.5)
-        running = [each for each in running if not each.stop_if_over()]
+    try:
+        while time.monotonic() < deadline:
+            while len(running) < count and (job := next(queue, None)) is not None:
+                running.append(_start(job))
+            if not running:
+                return
+            wait([each.process.sentinel for each in running], timeout=0.5)
+            running = [each for each in running if not each.ended()]
+    finally:
+        for each in running:
+            each.stop()
 
 
 def _start(job: Job) -> Running:
