@@ -18,6 +18,8 @@ import pytest
 
 from tests.mutants.processes import run_pytest
 
+MAX_SECONDS = 240  # for one file of tests
+
 Lines = dict[str, set[int]]  # by path
 
 
@@ -75,6 +77,8 @@ class Recorder:
             for path, shared in self.of_fixture.get(fixture, {}).items():
                 lines[path] |= shared
         self.tests[item.nodeid] = Test(seconds, {path: sorted(numbers) for path, numbers in lines.items()})
+        if sum(test.seconds for test in self.tests.values()) > MAX_SECONDS:
+            item.session.shouldstop = "the other tests of this file are not used"
         return result
 
     @staticmethod
@@ -108,7 +112,7 @@ def measure(paths: list[str], file: str, answer: Path) -> None:
     """Run the tests of a file; write those that pass, those that fail, and the imported modules."""
     recorder = Recorder(paths)
     status = run_pytest([file], recorder)
-    if status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+    if recorder.tests or status == pytest.ExitCode.NO_TESTS_COLLECTED:
         other = recorder.failed | recorder.skipped
         passed = {name: test for name, test in recorder.tests.items() if name not in other}
         found = {"tests": passed, "failed": sorted(recorder.failed), "imported": sorted(sys.modules)}
