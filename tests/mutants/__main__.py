@@ -35,7 +35,8 @@ from tests.mutants.mutate import Mutant, save_mutants
 from tests.mutants.processes import Job, run_jobs, run_pytest
 
 OUT = Path("out/mutants")
-SURVIVORS = ("survived", "untested")
+SURVIVORS = ("survived", "untested", "unmutated")
+UNMUTATED = 99  # exit status where tests pass with another copy of the module
 MORE_TESTS = {  # of other packages, for modules that are tested through them
     "modules": ["tests/models/test_discovery.py", "tests/models/test_meta_device.py"],
     "models": ["tests/inference/test_predictor.py"],
@@ -149,9 +150,12 @@ def select(mutant: Mutant, tests: dict[str, Test], options: argparse.Namespace) 
 
 def attempt(mutant: Mutant, tests: list[str]) -> None:
     """Exit with pytest's status: 0 if the mutant survives."""
-    sys.meta_path.insert(0, Finder(mutant))
+    finder = Finder(mutant)
+    sys.meta_path.insert(0, finder)
     files = dict.fromkeys(test.split("::")[0] for test in tests)
-    os._exit(run_pytest(files, Selection(tests), "-x"))
+    status = run_pytest(files, Selection(tests), "-x", "--assert=plain")  # pytest would rewrite the original
+    loader = getattr(sys.modules.get(finder.name), "__loader__", None)
+    os._exit(status if status or isinstance(loader, Loader) else UNMUTATED)
 
 
 class Selection:
@@ -191,7 +195,7 @@ def results_file(path: str, suffix: str) -> Path:
 
 
 def record(mutant: Mutant, status: int | None, result: str | None = None) -> None:
-    result = result or ("timeout" if status is None else "survived" if status == 0 else "killed")
+    result = result or {None: "timeout", 0: "survived", UNMUTATED: "unmutated"}.get(status, "killed")
     OUT.mkdir(parents=True, exist_ok=True)
     with results_file(mutant.path, "jsonl").open("a") as file:
         print(json.dumps([mutant.key, result]), file=file)
