@@ -1,8 +1,19 @@
+import dataclasses
+
 import pytest
 import torch
 
 from cutslots import GridCut
-from cutslots.modules.partition import KPartition, SoftmaxPartition, SpacetimePartition
+from cutslots.modules.partition import (
+    PARTITIONS,
+    CutPartitionConfig,
+    KPartition,
+    PartitionModule,
+    SoftmaxPartition,
+    SoftmaxPartitionConfig,
+    SpacetimePartition,
+    SpacetimePartitionConfig,
+)
 from tests.conftest import DEVICES
 from tests.programs.literal import literal_cut
 
@@ -84,7 +95,10 @@ def test_no_slot_can_win_everywhere():
         ({"num_slots": 1}, "num_slots is 1; expected at least 2"),
         ({"size": (6,)}, r"size is \(6,\); expected \(H, W\)"),
         ({"edge_net_kernel_sizes": (2,)}, r"edge_net_kernel_sizes is \(2,\); expected an odd integer"),
-        ({"edge_net_kernel_sizes": ()}, r"edge_net_kernel_sizes is \(\); expected an odd integer"),
+        (
+            {"edge_net_kernel_sizes": ()},
+            r"edge_net_kernel_sizes is \(\); expected an odd integer for each of at least 1 layers$",
+        ),
         ({"temperature": 0.0}, "temperature is 0.0; expected a number from 1e-06 to 1,000,000"),
         ({"background_temperature": -1.0}, "background_temperature is -1.0; expected a number from 1e-06 to 1,000,000"),
         ({"combined_temperature": 0.0}, "combined_temperature is 0.0; expected a number from 1e-06 to 1,000,000"),
@@ -102,6 +116,113 @@ def test_bad_features():
         partition(X.mT)
     with pytest.raises(TypeError, match=r"features have dtype torch\.int64; expected a floating-point type"):
         partition(X.long())
+
+
+SOFTMAX_DEFAULTS = {
+    "edge_net_channels": 32,
+    "edge_net_kernel_sizes": (3, 3, 1),
+    "temperature": 0.5,
+    "background": "cuts",
+    "background_temperature": 0.5,
+    "combined_temperature": 0.1,
+}
+CUT_DEFAULTS = SOFTMAX_DEFAULTS | {
+    "signed_weights": True,
+    "gamma": 0.5,
+    "reach": None,
+    "anchor": 0.0,
+    "background_anchor": None,
+}
+
+
+@pytest.mark.parametrize(
+    "config, expected",
+    [
+        (SoftmaxPartitionConfig, SOFTMAX_DEFAULTS),
+        (CutPartitionConfig, CUT_DEFAULTS),
+        (SpacetimePartitionConfig, CUT_DEFAULTS),
+    ],
+)
+def test_defaults_are_the_paper_s(config, expected):
+    """The paper has gamma 0.5, the temperatures 0.5, 0.5 and 0.1, and free terminals."""
+    found = dataclasses.asdict(config())
+    assert found == expected and found.get("signed_weights", True) is True
+
+
+def test_classes_have_the_defaults_of_their_configs():
+    """A partition without options has the network and the cuts of one that is built from the default config."""
+    plain, built = (
+        KPartition(8, 3, (6, 9)),
+        PARTITIONS.build(CutPartitionConfig(), in_channels=8, num_slots=3, size=(6, 9)),
+    )
+    assert [layer.weight.shape for layer in plain.edge_net[::2]] == [(32, 8, 3, 3), (32, 32, 3, 3), (24, 32, 1, 1)]
+    built.load_state_dict(plain.state_dict())
+    assert torch.equal(plain.masks(X), built.masks(X))
+
+
+@pytest.mark.parametrize(
+    "option, value, expected",
+    [
+        ("background", "sky", "one of cuts, none"),
+        ("background", "CUTS", "one of cuts, none"),
+        ("anchor", -0.1, "from 0 to 1"),
+        ("anchor", 1.1, "from 0 to 1"),
+        ("background_anchor", 1.1, "from 0 to 1"),
+    ],
+)
+def test_bad_options(option, value, expected):
+    with pytest.raises(ValueError, match=rf"^{option} is {value!r}; expected .*{expected}"):
+        CutPartitionConfig(**{option: value})
+
+
+@pytest.mark.parametrize("option, value", [("background", "none"), ("anchor", 1.0), ("anchor", 0.0)])
+def test_ends_of_ranges_are_allowed(option, value):
+    assert getattr(CutPartitionConfig(**{option: value}), option) == value
+
+
+def test_messages_name_the_kind_of_part():
+    with pytest.raises(ValueError, match=r"^partition is 'watershed'; expected one of cut, softmax, spacetime-cut"):
+        PARTITIONS["watershed"]
+
+
+def test_a_partition_of_a_plugin_has_no_background_unless_it_says_so():
+    module = PartitionModule()
+    assert module.has_background is False and module.spacetime is False
+
+
+@pytest.mark.parametrize("kind", [KPartition, SpacetimePartition])
+def test_reach_is_that_of_the_cuts(kind):
+    """Also for the cuts of the background, and for the cuts of clips."""
+    partition = kind(8, 3, (6, 9), reach=3.0, background_anchor=1.0)
+    w = torch.randn(1, 3, 6, 6, 9) if kind is KPartition else torch.randn(1, 3, 8, 2, 6, 9)
+    for background, anchor in ((False, 0.0), (True, 1.0)):
+        assert partition.cut_for(w, background).reach == 3.0
+        expected = GridCut(w.shape[3:], reach=3.0, anchor=anchor)(w)
+        torch.testing.assert_close(partition.vertices(w, background), expected)
+    assert partition.cut_for(w) is partition.cut_for(w, background=False)
+
+
+def test_two_slots_are_enough():
+    """Background and one object: the object is the foreground."""
+    partition = KPartition(8, 2, (6, 9), combined_temperature=None)
+    masks = partition.masks(X)
+    p = partition.vertices(partition.edge_weights(X))
+    torch.testing.assert_close(masks, torch.softmax(p[:, :2] / 0.5, 1))
+
+
+@pytest.mark.parametrize("signed_weights", [True, False])
+def test_unsigned_weights_pass_a_relu(signed_weights):
+    partition = KPartition(8, 3, (6, 9), signed_weights=signed_weights)
+    w, raw = partition.edge_weights(X), partition.edge_net(X)
+    assert (raw < 0).any()
+    assert torch.equal(w.flatten(1, 2), raw if signed_weights else raw.clamp(min=0))
+
+
+@pytest.mark.parametrize("kernel_sizes", [(1,), (5,), (7, 5, 1)])
+def test_edge_net_keeps_the_size(kernel_sizes):
+    partition = KPartition(8, 3, (6, 9), edge_net_kernel_sizes=kernel_sizes)
+    assert [layer.kernel_size[0] for layer in partition.edge_net[::2]] == list(kernel_sizes)
+    assert partition.masks(X).shape == (2, 3, 6, 9)
 
 
 # ------------------------------------------------------------------------------------------ cuts through space and time
@@ -193,6 +314,11 @@ def test_layers_for_clips_have_the_dtype_of_the_partition():
     partition.double()
     assert partition.masks(torch.randn(1, 2, 8, 6, 9).double()).dtype == torch.float64
     assert partition.masks(torch.randn(1, 3, 8, 6, 9).double()).dtype == torch.float64
+
+
+def test_layers_for_clips_are_on_the_device_of_the_partition():
+    partition = SpacetimePartition(8, 3, (6, 9)).to("meta")
+    assert partition.prepare(2).device.type == "meta"
 
 
 def test_bad_features_of_clips():

@@ -1,6 +1,7 @@
 """Run the mutants of some modules; write the survivors to out/mutants/MODULE.txt.
 
-A second run takes only mutants that no test has failed for, so that it tells what new tests achieve.
+A second run takes only mutants that no test has failed for, so that it tells what new tests achieve. Mutants listed in
+equivalent.txt are not run.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import importlib
 import importlib.util
 import json
 import pickle
+import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from datetime import date
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType
@@ -31,12 +34,20 @@ import pytest
 import torch  # noqa: F401, so that the processes that fork have it
 
 from tests.mutants.measure import Test, measure
-from tests.mutants.mutate import Mutant, save_mutants
+from tests.mutants.mutate import Mutant, equivalent, save_mutants
 from tests.mutants.processes import Job, run_jobs, run_pytest
 
 OUT = Path("out/mutants")
 SURVIVORS = ("survived", "untested", "unmutated")
 UNMUTATED = 99  # exit status where tests pass with another copy of the module
+RESULTS = {
+    None: "timeout",
+    UNMUTATED: "unmutated",
+    int(pytest.ExitCode.OK): "survived",
+    int(pytest.ExitCode.NO_TESTS_COLLECTED): "survived",  # the mutant has changed the names of the tests
+}
+TABLE = Path("CONTRIBUTING.md")
+HEADER = "| module | mutants | run | killed | date |\n|---|---|---|---|---|\n"
 MORE_TESTS = {  # of other packages, for modules that are tested through them
     "modules": ["tests/models/test_discovery.py", "tests/models/test_meta_device.py"],
     "models": ["tests/inference/test_predictor.py"],
@@ -51,12 +62,26 @@ def main() -> None:
     parser.add_argument("--slowest", type=float, default=10, help="leave out tests that take more seconds")
     parser.add_argument("--seconds", type=float, default=30, help="time of all tests of one mutant, without mutation")
     parser.add_argument("--tests", nargs="+", help="test files; by default those of the package")
+    parser.add_argument("--sample", type=int, help="run so many mutants of each module, always the same ones")
+    parser.add_argument("--record", action="store_true", help=f"write the results to {TABLE}")
     options = parser.parse_args()
     deadline = time.monotonic() + 60 * options.minutes
-    tests, made = prepare(options.modules, options.jobs, options.tests)
+    tests, everything = prepare(options.modules, options.jobs, options.tests)
+    made = {path: choose(mutants, options.sample) for path, mutants in everything.items()}
     run_jobs(jobs(options, tests, made), options.jobs, deadline)
-    for path in options.modules:
+    for path in made:
         write_report(path, made[path])
+    if options.record:
+        write_table(everything, made)
+
+
+def choose(mutants: list[Mutant], count: int | None) -> list[Mutant]:
+    """Return the mutants that a test can kill, or a sample of them."""
+    mutants = [mutant for mutant in mutants if mutant.change not in equivalent()[mutant.path]]
+    if count is None or count >= len(mutants):
+        return mutants
+    chosen = set(random.Random(0).sample(range(len(mutants)), count))
+    return [mutant for i, mutant in enumerate(mutants) if i in chosen]
 
 
 def prepare(
@@ -64,11 +89,12 @@ def prepare(
 ) -> tuple[dict[str, dict[str, Test]], dict[str, list[Mutant]]]:
     """Return the tests of each package and the mutants of each module; import here what the tests import."""
     packages = {path: Path(path).parts[1] for path in paths}
-    folder = OUT / "prepared" / digest()
+    folder = OUT / "prepared"
     folder.mkdir(parents=True, exist_ok=True)
-    made = {path: folder / f"{path.replace('/', '.')}.pickle" for path in paths}
+    made = {path: folder / f"{path.replace('/', '.')}-{digest([Path(path)])}.pickle" for path in paths}
+    common = [file for name in ("cutslots", "tests") for file in Path(name).rglob("*.py") if file.stem[:5] != "test_"]
     measured = {
-        (package, file): folder / f"{package}-{file.replace('/', '.')}.json"
+        (package, file): folder / f"{package}-{file.replace('/', '.')}-{digest([*common, Path(file)])}.json"
         for package in dict.fromkeys(packages.values())
         for file in given or test_files(package)
     }
@@ -86,10 +112,9 @@ def prepare(
     return tests, {path: pickle.loads(file.read_bytes()) for path, file in made.items()}
 
 
-def digest() -> str:
-    """Return a hash of the package and its tests. What was measured holds until one of them changes."""
-    files = sorted(file for folder in ("cutslots", "tests") for file in Path(folder).rglob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+def digest(files: Iterable[Path]) -> str:
+    """Return a hash of files. What was measured holds until one of them changes."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:16]
 
 
 def test_files(package: str) -> list[str]:
@@ -195,7 +220,7 @@ def results_file(path: str, suffix: str) -> Path:
 
 
 def record(mutant: Mutant, status: int | None, result: str | None = None) -> None:
-    result = result or {None: "timeout", 0: "survived", UNMUTATED: "unmutated"}.get(status, "killed")
+    result = result or RESULTS.get(status, "killed")
     OUT.mkdir(parents=True, exist_ok=True)
     with results_file(mutant.path, "jsonl").open("a") as file:
         print(json.dumps([mutant.key, result]), file=file)
@@ -210,15 +235,32 @@ def write_report(path: str, made: list[Mutant]) -> None:
     """Write the counts and the diffs of the survivors."""
     results = read_results(path)
     by_result = {mutant: results.get(mutant.key, "not run") for mutant in made}
-    counts = Counter(by_result.values())
-    ended = len(made) - counts["not run"]
-    percent = 100 * (counts["killed"] + counts["timeout"]) / max(ended, 1)
-    summary = (
-        f"{path}: {percent:.1f} % of {ended} killed; {', '.join(f'{n} {name}' for name, n in sorted(counts.items()))}"
-    )
+    killed, ended = count(path, made)
+    counts = ", ".join(f"{n} {name}" for name, n in sorted(Counter(by_result.values()).items()))
+    summary = f"{path}: {100 * killed / max(ended, 1):.1f} % of {ended} killed; {counts}"
     print(summary)
     shown = [f"{result}\n{mutant.diff}" for mutant, result in by_result.items() if result in SURVIVORS]
     results_file(path, "txt").write_text("\n\n".join([summary, *shown]) + "\n")
+
+
+def count(path: str, made: list[Mutant]) -> tuple[int, int]:
+    """Return how many mutants are killed, and how many have run."""
+    results = read_results(path)
+    ended = [results[mutant.key] for mutant in made if mutant.key in results]
+    return sum(result in ("killed", "timeout") for result in ended), len(ended)
+
+
+def write_table(everything: dict[str, list[Mutant]], made: dict[str, list[Mutant]]) -> None:
+    """Replace or add the rows of modules in the table of the docs."""
+    before, header, rest = TABLE.read_text().partition(HEADER)
+    table, _, after = rest.partition("\n\n")
+    rows = {row.split("`")[1]: row for row in table.splitlines()}
+    for path, mutants in made.items():
+        killed, ended = count(path, mutants)
+        name = path.removeprefix("cutslots/")
+        percent = f"{100 * killed / max(ended, 1):.1f} %"
+        rows[name] = f"| `{name}` | {len(choose(everything[path], None))} | {ended} | {percent} | {date.today()} |"
+    TABLE.write_text(f"{before}{header}{chr(10).join(rows[name] for name in sorted(rows))}\n\n{after}")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
+import functools
 import hashlib
 import pickle
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +18,7 @@ from mutmut.mutation.file_mutation import MutationVisitor, deep_replace
 from mutmut.mutation.mutators import mutation_operators
 from mutmut.mutation.pragma_handling import IgnoredCode
 
+EQUIVALENT = Path(__file__).parent / "equivalent.txt"
 SKIPPED = (cst.Annotation, cst.Decorator, cst.Raise, cst.Import, cst.ImportFrom, cst.Assert)
 UNTESTED_CALLS = ("print", "warn", "cast")  # their arguments are for readers and for mypy
 
@@ -26,6 +29,11 @@ class Mutant(NamedTuple):
     diff: str
     source: str
     lines: range | None  # of the mutated statement; None where it runs on import
+
+    @property
+    def change(self) -> tuple[str, ...]:
+        """The lines that differ, as in equivalent.txt."""
+        return tuple(f"{line[0]} {line[1:].strip()}" for line in self.diff.splitlines()[2:] if line[0] in "+-")
 
 
 class Visitor(MutationVisitor):
@@ -63,6 +71,16 @@ def mutants(path: str) -> list[Mutant]:
 
 def save_mutants(path: str, file: Path) -> None:
     file.write_bytes(pickle.dumps(mutants(path)))
+
+
+@functools.cache
+def equivalent() -> dict[str, set[tuple[str, ...]]]:
+    """Return the changes that no test can notice, by module."""
+    found: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for entry in EQUIVALENT.read_text().split("\n\n")[1:]:
+        path, *lines = entry.strip().splitlines()
+        found[path.removesuffix(":")].add(tuple(line.strip() for line in lines if line.lstrip()[0] in "+-"))
+    return found
 
 
 def _nodes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
