@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from cutslots.modules.partition import (
 )
 from cutslots.modules.position import FULL_IMAGE, mask_positions
 from cutslots.modules.slot_attention import SlotAttention
-from cutslots.modules.slots import CutSlots, SlotModule
+from cutslots.modules.slots import SLOTS, CutSlots, CutSlotsConfig, SlotModule, SlotsConfig
 from tests.conftest import DEVICES
 
 
@@ -59,6 +61,66 @@ def test_bad_arguments():
             kind(8, 3, (8, 8), slot_dim=3, relative_positions=True)
         with pytest.raises(ValueError, match=r"^slot_dim is 0; expected more than 0$"):
             kind(8, 3, (8, 8), slot_dim=0)
+
+
+def test_defaults_are_the_paper_s():
+    """The paper has 11 slots of dimension 64, and the mean over the image."""
+    common = {"num_slots": 11, "slot_dim": 64, "relative_positions": False}
+    assert dataclasses.asdict(SlotsConfig()) == common
+    config = CutSlotsConfig()
+    of_cuts = {"feature_dim": 64, "mlp_dim": 128, "pool": "image_mean", "partition": CutPartitionConfig()}
+    assert {field.name: getattr(config, field.name) for field in dataclasses.fields(config)} == common | of_cuts
+    assert config.relative_positions is False
+
+
+def test_a_module_without_options_is_that_of_the_default_config():
+    plain = CutSlots(8, 11, (6, 9))
+    built = SLOTS.build(CutSlotsConfig(), in_channels=8, size=(6, 9))
+    built.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 8, 6, 9)
+    assert torch.equal(plain(x).slots, built(x).slots)
+    assert (plain.slot_dim, plain.pixel_mlp[1].out_features, plain.slot_mlp[-1].in_features) == (64, 64, 128)
+
+
+def test_messages_name_the_kind_of_part():
+    with pytest.raises(ValueError, match=r"^slot module is 'kmeans'; expected one of cut-slots, "):
+        SLOTS["kmeans"]
+
+
+@pytest.mark.parametrize("option", ["num_slots", "slot_dim", "feature_dim", "mlp_dim"])
+def test_dimensions_are_positive(option):
+    assert getattr(CutSlotsConfig(**{option: 1}), option) == 1
+    with pytest.raises(ValueError, match=rf"^{option} is 0; expected .*from 1 to "):
+        CutSlotsConfig(**{option: 0})
+
+
+def test_bad_pool_in_a_config():
+    assert CutSlotsConfig(pool="mask_mean").pool == "mask_mean"
+    with pytest.raises(ValueError, match=r"^pool is 'max'; expected one of image_mean, mask_mean$"):
+        CutSlotsConfig(pool="max")
+
+
+def test_a_slot_module_of_a_plugin_has_neither_background_nor_positions_unless_it_says_so():
+    module = SlotModule(3, 4)
+    assert module.has_background is False and module.spacetime is False and module.content_dim == 4
+    slots = torch.randn(2, 3, 4)
+    assert module.with_positions(slots, torch.rand(2, 3, 6, 9)) is slots
+
+
+def test_one_learned_component_is_enough():
+    assert SlotModule(3, 1).content_dim == 1 and SlotModule(3, 4, relative_positions=True).content_dim == 1
+
+
+def test_slots_of_empty_masks_are_finite():
+    """The sum of a mask is offset by 1e-6, so that a mask of that size gives half of the mean."""
+    module = CutSlots(8, 2, (2, 2), slot_dim=4, pool="mask_mean").double()
+    module.slot_mlp = torch.nn.Identity()
+    x = torch.randn(1, 8, 2, 2, dtype=torch.double)
+    mask = torch.tensor([0.0, 0.25e-6], dtype=torch.double)[None, :, None, None].expand(1, 2, 2, 2)
+    empty, small = module.pooled(x, mask)[0]
+    mean = module.projection(module.pixel_mlp(x.flatten(2).mT)).mean(1)[0]
+    assert not empty.any()
+    torch.testing.assert_close(small, mean / 2)
 
 
 # ----------------------------------------------------------------------------------------------------------- partitions
