@@ -12,7 +12,7 @@ from cutslots.modules.partition import (
 )
 from cutslots.modules.position import FULL_IMAGE, mask_positions
 from cutslots.modules.slot_attention import SlotAttention
-from cutslots.modules.slots import SLOTS, CutSlots, CutSlotsConfig, SlotModule, SlotsConfig
+from cutslots.modules.slots import SLOTS, CutSlots, CutSlotsConfig, SlotModule, SlotsConfig, pool_projected
 from tests.conftest import DEVICES
 
 
@@ -44,7 +44,8 @@ def test_algorithm_2_written_out(pool):
     x = torch.randn(2, 8, 6, 9, dtype=torch.double)
     slots, masks = module(x)
     embedded = x + module.position.linear(module.position.grid).permute(2, 0, 1)
-    features = module.projection(module.pixel_mlp(embedded.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+    norm, linear = module.pixel_mlp[:2]
+    features = module.projection(linear(norm(embedded.permute(0, 2, 3, 1))).clamp(min=0)).permute(0, 3, 1, 2)
     masked = masks[:, :, None] * features[:, None]  # r_i of algorithm 1
     share = 1.0 if pool == "image_mean" else masks.mean((2, 3))[..., None]
     r = masked.mean((3, 4)) / share
@@ -109,6 +110,16 @@ def test_a_slot_module_of_a_plugin_has_neither_background_nor_positions_unless_i
 
 def test_one_learned_component_is_enough():
     assert SlotModule(3, 1).content_dim == 1 and SlotModule(3, 4, relative_positions=True).content_dim == 1
+
+
+def test_pooling_takes_half_precision_features_and_float32_weights():
+    features, weights = torch.randn(2, 54, 8).bfloat16(), torch.rand(2, 3, 54) / 54
+    projection = torch.nn.Linear(8, 5)
+    pooled = pool_projected(features, weights, projection.bfloat16())
+    assert pooled.dtype == torch.bfloat16
+    projection.float()
+    expected = weights @ projection(features.float())
+    torch.testing.assert_close(pooled.float(), expected, rtol=0.02, atol=0.01)
 
 
 def test_slots_of_empty_masks_are_finite():
