@@ -227,7 +227,8 @@ def merge_slots(
     batch = torch.arange(B, device=area.device)
     diagonal = torch.eye(K, dtype=torch.bool, device=area.device)
     for _ in range(K - 1):
-        dissimilarity = (distance / overlap).masked_fill(diagonal | (overlap < min_overlap), torch.inf)
+        apart = diagonal | (overlap < min_overlap) | (overlap == 0)
+        dissimilarity = (distance / overlap).masked_fill(apart, torch.inf)
         smallest, pair = dissimilarity.flatten(1).min(1)
         merge = smallest < merge_threshold * statistics.variance  # (B,): the images that have a pair to merge
         if not merge.any():

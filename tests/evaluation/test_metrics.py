@@ -112,6 +112,43 @@ def test_order_of_slots_does_not_matter(pairs, names):
         assert one[name] == pytest.approx(other[name], abs=1e-6)
 
 
+def test_contingency_by_hand():
+    true, predicted = torch.tensor([[0, 1, 1, 1], [0, 0, 0, 0]]), torch.tensor([[2, 0, 2, 2], [1, 1, 0, 1]])
+    table = contingency(true, predicted)
+    assert table.tolist() == [[[0, 0, 1], [1, 0, 2]], [[1, 3, 0], [0, 0, 0]]]
+    assert table.dtype == torch.int64
+    assert torch.equal(contingency(true.to(torch.uint8), predicted.to(torch.int16)), table)
+
+
+def test_metrics_are_float64():
+    labels = torch.zeros(2, 4, dtype=torch.uint8)
+    assert all(value.dtype == torch.float64 and value.shape == (2,) for value in image_metrics(labels, labels).values())
+
+
+def test_ious_are_float32():
+    """As the evaluator's: the mean of 2/3 and 1/2 has the error of 2/3."""
+    assert values([0, 0, 1, 1], [0, 0, 0, 1])["miou"] == (float(np.float32(2 / 3)) + 0.5) / 2
+
+
+@pytest.mark.parametrize("num_masks", [None, 5])
+@pytest.mark.parametrize("shape", [(0, 4, 4), (2, 0)], ids=["images", "pixels"])
+def test_no_images_and_no_pixels(shape, num_masks):
+    """Without pixels there is nothing to divide by."""
+    nothing = torch.zeros(shape, dtype=torch.long)
+    metrics = image_metrics(nothing, nothing, num_masks)
+    assert {name: value.tolist() for name, value in metrics.items()} == dict.fromkeys(IMAGE_METRICS, [1.0] * shape[0])
+    assert contingency(nothing, nothing).tolist() == [[[0]]] * shape[0]
+
+
+@pytest.mark.parametrize("label", [3, 125, 200, 254, 255, 256, 1000])
+def test_predicted_labels_may_be_larger_than_true_ones(label):
+    for num_masks in (None, label + 1, 2**40):
+        metrics = image_metrics(torch.tensor([[0, 1, 1]]), torch.tensor([[0, label, label]]), num_masks)
+        assert all(value.item() == 1 for value in metrics.values()), num_masks
+    metrics = image_metrics(torch.tensor([[0, label, label]]), torch.tensor([[0, 1, 1]]), 2)
+    assert all(value.item() == 1 for value in metrics.values())
+
+
 def test_squared_error_by_hand():
     image, other = torch.zeros(2, 3, 2, 2), torch.zeros(2, 3, 2, 2)
     other[1, 0, 0, 0], other[1, 2, 1, 1] = 0.5, 1.0
@@ -129,12 +166,45 @@ def test_means_do_not_depend_on_the_order_of_batches():
     assert MetricRows().means() == {}
 
 
+def test_rows_by_hand():
+    rows = MetricRows()
+    rows.add(torch.tensor([7, 3]), {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([4.0, 8.0])})
+    rows.gather()
+    assert rows.table() == [(3, {"a": 2.0, "b": 8.0}), (7, {"a": 1.0, "b": 4.0})], "one process has all rows"
+    assert rows.means() == {"a": 1.5, "b": 6.0}
+    rows.rows.pop(3)
+    assert rows.means() == {"a": 1.0, "b": 4.0}
+
+
+def test_rows_of_all_processes(monkeypatch):
+    """Stands in for two processes: each has the rows of one image, and an image may be in both."""
+    rows, others = MetricRows(), {1: {"a": 3.0}, 0: {"a": 1.0}}
+    rows.add([0], {"a": torch.tensor([1.0])})
+
+    def gather(parts, own):
+        assert parts == [None, None]
+        parts[:] = [own, others]
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    rows.gather()
+    assert rows.table() == [(0, {"a": 1.0}), (1, {"a": 3.0})]
+    assert rows.means() == {"a": 2.0}
+
+
 def test_bad_labels():
     good = torch.zeros(2, 4, 4, dtype=torch.long)
     with pytest.raises(ValueError, match=r"true has shape \(2, 4, 4\) and predicted \(2, 4\)"):
         image_metrics(good, good[..., 0])
-    with pytest.raises(TypeError, match=r"predicted is of type torch\.float32"):
+    with pytest.raises(TypeError, match=r"^predicted is of type torch\.float32; expected an integer type$"):
         image_metrics(good, good.float())
+    with pytest.raises(TypeError, match=r"^true is of type torch\.bool; expected an integer type$"):
+        image_metrics(good.bool(), good)
+    with pytest.raises(ValueError, match=r"^true has shape \(4,\) and predicted \(4,\); expected equal \(B, ...\)$"):
+        image_metrics(good[0, 0], good[0, 0])
+    with pytest.raises(ValueError, match=r"^a label is -3; expected zero or more$"):
+        image_metrics(good - 3, good)
     with pytest.raises(ValueError, match="a label is -1"):
         image_metrics(good, good - 1)
     assert contingency(good[:0], good[:0]).shape == (0, 1, 1)
@@ -189,6 +259,11 @@ def test_all_pixels_have_their_own_large_label():
     true = 10**6 * torch.arange(400).view(1, 20, 20)
     metrics = image_metrics(true, true.flip(1))
     assert all(metrics[name].item() == 1 for name in IMAGE_METRICS)
+
+
+def test_num_masks_bounds_the_label_of_one_pixel():
+    with pytest.raises(ValueError, match=r"^a predicted label is 2; expected less than num_masks, 2$"):
+        image_metrics(torch.tensor([[0]]), torch.tensor([[2]]), 2)
 
 
 def test_num_masks_bounds_large_labels():

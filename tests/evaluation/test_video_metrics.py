@@ -79,7 +79,8 @@ def test_tiny_objects_are_not_visible(pixels, switches):
     true, predicted = torch.zeros(1, 3, 40, 40, dtype=torch.long), torch.zeros(1, 3, 40, 40, dtype=torch.long)
     for t, (size, label) in enumerate([(9, 5), (pixels, 4), (9, 5)]):
         true[0, t, 0, :size], predicted[0, t, 0, :size] = 1, label
-    assert video_metrics(true, predicted)["id_switches"].item() == switches
+    metrics = video_metrics(true.repeat(2, 1, 1, 1), predicted.repeat(2, 1, 1, 1))
+    assert metrics["id_switches"].tolist() == [switches] * 2 and metrics["id_switches"].dtype == torch.float64
 
 
 def test_videos_of_a_batch_are_independent():

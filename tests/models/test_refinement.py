@@ -17,9 +17,11 @@ from cutslots.models.mask_kinds import MASK_KINDS
 from cutslots.models.refinement import (
     MERGE_THRESHOLD,
     MIN_OVERLAP,
+    SlotOverlap,
     cut_masks,
     high_recall_masks,
     merge_slots,
+    merge_video_slots,
     posterior_masks,
     refine_masks,
     refine_video_masks,
@@ -91,6 +93,66 @@ def test_merging_by_hand():
     assert merge_slots(statistics, 0.14).tolist() == [[1, 1, 2, 3]], "the smaller is merged into the larger"
     assert merge_slots(statistics, 2.1).tolist() == [[1, 1, 2, 3]]
     assert merge_slots(statistics, 2.2).tolist() == [[1, 1, 1, 3]], "0 and 1 together are larger than 2"
+
+
+def statistics_of(overlap, distance, area, variance=1.0):
+    """Return statistics of one image; matrices are given by their upper triangles."""
+    K = len(area)
+    matrices = torch.zeros(2, 1, K, K, dtype=torch.float64)
+    for matrix, values in zip(matrices, (overlap, distance), strict=True):
+        for (k, j), value in values.items():
+            matrix[0, k, j] = matrix[0, j, k] = value
+    return SlotOverlap(*matrices, torch.tensor([area], dtype=torch.float64), torch.tensor([variance]).double())
+
+
+@pytest.mark.parametrize("areas, expected", [((0.3, 0.2, 0.1), [0, 0, 2]), ((0.2, 0.3, 0.6), [1, 1, 2])])
+@pytest.mark.parametrize("min_overlap", [0.0, MIN_OVERLAP])
+def test_a_merged_slot_is_compared_no_more(areas, expected, min_overlap):
+    """Slots 0 and 1 are merged. Slot 2 overlaps none, whatever the thresholds."""
+    statistics = statistics_of({(0, 1): 0.1}, {(0, 1): 0.001}, areas)
+    assert merge_slots(statistics, 1e9, min_overlap).tolist() == [expected]
+
+
+def test_min_overlap_is_enough_to_be_compared():
+    """The default is 1/800 of the image."""
+    for overlap, expected in ((1 / 800, [0, 0]), (1 / 800.5, [0, 1])):
+        assert merge_slots(statistics_of({(0, 1): overlap}, {(0, 1): 0.0}, (0.6, 0.4))).tolist() == [expected]
+
+
+def test_slots_as_different_as_the_threshold_are_not_merged():
+    for distance, expected in ((0.05, [0, 1]), (0.0499, [0, 0])):
+        statistics = statistics_of({(0, 1): 0.1}, {(0, 1): distance}, (0.6, 0.4), variance=0.5)
+        assert merge_slots(statistics).tolist() == [expected], "the default threshold is the variance"
+
+
+def test_overlaps_of_frames_are_averaged():
+    """Identical frames are merged like one. A frame in which two slots do not overlap counts by its variance alone."""
+    same = statistics_of({(0, 1): 0.1}, {(0, 1): 0.01}, (0.6, 0.4), variance=0.5)  # different by 0.2 variances
+    for threshold, expected in ((0.19, [0, 1]), (0.21, [0, 0])):
+        assert merge_video_slots([same] * 3, threshold).tolist() == merge_slots(same, threshold).tolist() == [expected]
+    apart = statistics_of({}, {}, (0.5, 0.5), variance=0.0)
+    for threshold, expected in ((0.39, [0, 1]), (0.41, [0, 0])):
+        assert merge_video_slots([same, apart], threshold).tolist() == [expected]
+    assert merge_video_slots([same, apart], 1e9, min_overlap=0.06).tolist() == [[0, 1]], "0.05 on average"
+    with pytest.raises(ValueError, match=r"^overlaps are empty; expected that of at least one frame$"):
+        merge_video_slots([])
+
+
+def test_slots_of_videos_are_merged_if_they_differ_by_less_than_0_3_variances():
+    for distance, expected in ((0.031, [0, 1]), (0.029, [0, 0])):
+        assert merge_video_slots([statistics_of({(0, 1): 0.1}, {(0, 1): distance}, (0.6, 0.4))]).tolist() == [expected]
+
+
+def test_defaults_are_recorded():
+    """The values of the recorded evaluations."""
+    assert refinement.DEFAULTS == {
+        "pixel_sigma": 0.2,
+        "merge_threshold": 1.0,
+        "video_merge_threshold": 0.3,
+        "background_weight": 0.02,
+        "min_confidence": 0.55,
+        "min_overlap": 0.00125,
+    }
 
 
 def test_posterior_is_bayes_rule():
@@ -253,6 +315,12 @@ def test_high_recall_masks_do_not_depend_on_the_order_of_slots_or_images():
     )
 
 
+def test_a_slot_that_wins_nothing_keeps_what_it_has():
+    """The third slot wins the first pixel with too little confidence, the second slot wins none."""
+    masks = pixels([0.3, 1.0, 1.0], [0.2, 0.0, 0.0], [0.5, 0.0, 0.0])
+    torch.testing.assert_close(high_recall_masks(masks), masks)
+
+
 def test_high_recall_thresholds_are_arguments():
     masks = pixels([0.1, 0.75, 1.0, 1.0], [0.9, 0.25, 0.0, 0.0])  # a confidence of 0.575
     labels = lambda **options: high_recall_masks(masks, **options).argmax(1).flatten().tolist()
@@ -285,10 +353,22 @@ def test_images_need_not_be_square():
 
 
 def test_min_overlap_is_an_argument():
-    case, _ = random_case(4)
+    case, image = random_case(4)
     statistics = slot_overlap(case)
     assert merge_slots(statistics, 1e9).tolist() != [list(range(5))] * 2
     assert merge_slots(statistics, 1e9, min_overlap=1.0).tolist() == [list(range(5))] * 2
+    posterior = posterior_masks(case, image)
+    assert torch.equal(refine_masks(case, image, merge_threshold=1e9, min_overlap=1.0), posterior)
+    (masks,) = refine_video_masks([case], image[:, None], merge_threshold=1e9, min_overlap=1.0)
+    assert torch.equal(masks, posterior)
+
+
+def test_pixel_sigma_is_an_argument():
+    case, image = random_case(4)
+    for pixel_sigma in (0.1, 0.5):
+        expected = posterior_masks(case, image, pixel_sigma)
+        assert torch.equal(refine_masks(case, image, pixel_sigma, -1.0), expected)
+        assert torch.equal(refine_video_masks([case], image[:, None], pixel_sigma, -1.0)[0], expected)
 
 
 def test_masks_of_each_kind():
