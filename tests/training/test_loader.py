@@ -1,5 +1,6 @@
 """The images of each step: their order, flips, the texture ramp, low contrast, the shares of processes."""
 
+import time
 import types
 
 import numpy as np
@@ -9,14 +10,14 @@ import torch
 from cutslots.dataset import Dataset, Sample
 from cutslots.scenes import Scenes
 from cutslots.training.data import Curriculum
-from cutslots.training.loader import TrainLoader
+from cutslots.training.loader import TrainLoader, select_images
 from cutslots.training.schedules import texture_range
 from tests.small_runs import small
 
 
-def process(rank=0, world_size=1):
+def process(rank=0, world_size=1, device="cpu"):
     """Stands in for Fabric."""
-    return types.SimpleNamespace(world_size=world_size, global_rank=rank, device="cpu")
+    return types.SimpleNamespace(world_size=world_size, global_rank=rank, device=device)
 
 
 # ---------------------------------------------------------------------------------------------------------------- order
@@ -38,6 +39,24 @@ def test_processes_share_the_images_of_a_step():
     for step in range(10):
         one, first, second = (list(loader.indices(step)) for loader in loaders)
         assert one == first + second
+
+
+def test_the_order_is_the_same_in_every_version():
+    """So that a run resumes with the images it would have seen: NumPy's permutation for (seed, epoch)."""
+    loader = TrainLoader(Scenes("plain", size=16, count=10), small(None, batch_size=5, seed=3), process(), 0)
+    for epoch in range(3):
+        expected = np.random.default_rng([3, epoch]).permutation(10).tolist()
+        assert [*loader.indices(2 * epoch), *loader.indices(2 * epoch + 1)] == expected
+
+
+def test_an_epoch_is_shuffled_once():
+    loader = TrainLoader(Scenes("plain", size=16, count=10), small(None, batch_size=2), process(), 0)
+    orders = []
+    for step in range(10):
+        loader.indices(step)
+        orders.append(loader.order)
+    assert all(order is orders[0] for order in orders[:5]) and all(order is orders[5] for order in orders[5:])
+    assert orders[0] is not orders[5]
 
 
 # ---------------------------------------------------------------------------------------------------------------- flips
@@ -84,6 +103,13 @@ def test_half_of_the_images_are_flipped(shape):
     assert [flipped(other, step) for step in range(50)] != found, "and on the seed"
 
 
+def test_flips_are_the_same_in_every_version():
+    """NumPy's random numbers for (seed, step) and stream 1."""
+    loader = flip_loader(RandomImages(20, 3, 4, 4), seed=5)
+    for step in range(10):
+        assert flipped(loader, step) == (np.random.default_rng([5, step, 1]).random(8) < 0.5).tolist()
+
+
 def test_nothing_is_flipped_by_default():
     loader = flip_loader(RandomImages(20, 3, 4, 4), horizontal_flips=False)
     assert not any(any(flipped(loader, step)) for step in range(5))
@@ -95,6 +121,26 @@ def test_the_thread_prepares_the_images_of_each_step():
         images = [next(loader) for _ in range(4)]
     for step, image in enumerate(images, start=3):
         assert torch.equal(image, loader._prepare(step))
+
+
+def test_the_thread_has_ended_after_training():
+    """So that it does not use a dataset that is closed."""
+
+    class Slow(RandomImages):
+        def get_batch(self, indices, device="cpu"):
+            time.sleep(0.05)
+            return super().get_batch(indices, device)
+
+    loader = flip_loader(Slow(20, 3, 4, 4))
+    with loader:
+        next(loader)
+    assert loader.ahead.done() and loader.step == 1
+
+
+def test_images_are_selected_one_by_one():
+    a, b = torch.zeros(3, 2, 3, 4, 4), torch.ones(3, 2, 3, 4, 4)
+    selected = select_images(np.array([True, False, True]), a, b)
+    assert selected.flatten(1).unique(dim=1).tolist() == [[0], [1], [0]] and selected.shape == a.shape
 
 
 # ----------------------------------------------------------------------------------------------------------- curriculum
@@ -112,18 +158,19 @@ class Numbered(Dataset):
         return len(self.values)
 
     def get_batch(self, indices, device="cpu"):
-        return Sample(self.values[torch.as_tensor(indices)].view(-1, 1, 1, 1), torch.empty(0))
+        values = self.values[torch.as_tensor(indices)].view(-1, 1, 1, 1)
+        return Sample(values.to(torch.device(device)), torch.empty(0))
 
 
 RAMP = {"data__texture_ramp_start": 10, "data__texture_ramp_end": 30}
 LOW_CONTRAST = {"data__low_contrast": 0.25, "data__low_contrast_start": 40}
 
 
-def curriculum_loader(rank=0, world_size=1, **changes):
+def curriculum_loader(rank=0, world_size=1, device="cpu", **changes):
     """Images 0-99; those of the ramp are 1000-1999, those of low contrast 5000-5049."""
-    config = small(None, batch_size=8, data="textured", **RAMP, **LOW_CONTRAST, **changes)
+    config = small(None, **{"batch_size": 8, "data": "textured", **RAMP, **LOW_CONTRAST, **changes})
     scenes = Curriculum(config.data, Numbered(1000, 1000), Numbered(50, 5000))
-    return TrainLoader(Numbered(100, 0), config, process(rank, world_size), 0, scenes)
+    return TrainLoader(Numbered(100, 0), config, process(rank, world_size, device), 0, scenes)
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +198,33 @@ def test_a_share_of_images_has_low_contrast(prepared):
     for step in range(40, 240):
         pairs = zip(prepared[step], loader.indices(step), strict=True)
         assert all(value == index for value, index in pairs if value < 5000), "the others are those of the dataset"
+
+
+def test_every_scene_of_low_contrast_is_used(prepared):
+    assert {value for values in prepared for value in values if value >= 5000} == set(range(5000, 5050))
+
+
+def test_low_contrast_starts_with_its_step():
+    loader = curriculum_loader(data__low_contrast=1.0)
+    assert max(loader._prepare(39).flatten().tolist()) < 100
+    assert min(loader._prepare(40).flatten().tolist()) >= 5000
+
+
+def test_the_curriculum_is_the_same_in_every_version(prepared):
+    """NumPy's random numbers for (seed, step) and stream 7, textures, or 8, low contrast."""
+    low, high = texture_range(curriculum_loader().config.data, 20)
+    strength = np.random.default_rng([0, 20, 7]).uniform(low, high, 8)
+    assert prepared[20] == [1000 + int(1000 * each) for each in strength]
+    random = np.random.default_rng([0, 60, 8])
+    scenes, share = random.integers(0, 50, 8), random.random(8)
+    indices = curriculum_loader().indices(60)
+    expected = [5000 + scenes[i] if share[i] < 0.25 else indices[i] for i in range(8)]
+    assert prepared[60] == expected and max(expected) >= 5000
+
+
+@pytest.mark.parametrize("step", [5, 35, 60])
+def test_images_are_made_on_the_device(step):
+    assert curriculum_loader(device="meta", horizontal_flips=True)._prepare(step).device.type == "meta"
 
 
 def test_the_curriculum_depends_on_seed_and_step_alone(prepared):
