@@ -130,29 +130,34 @@ def test_ious_are_float32():
     assert values([0, 0, 1, 1], [0, 0, 0, 1])["miou"] == (float(np.float32(2 / 3)) + 0.5) / 2
 
 
-@pytest.mark.parametrize("num_masks", [None, 5])
+@pytest.mark.parametrize("num_masks", [None, 0, 5])
 @pytest.mark.parametrize("shape", [(0, 4, 4), (2, 0)], ids=["images", "pixels"])
 def test_no_images_and_no_pixels(shape, num_masks):
     """Without pixels there is nothing to divide by."""
     nothing = torch.zeros(shape, dtype=torch.long)
     metrics = image_metrics(nothing, nothing, num_masks)
     assert {name: value.tolist() for name, value in metrics.items()} == dict.fromkeys(IMAGE_METRICS, [1.0] * shape[0])
-    assert contingency(nothing, nothing).tolist() == [[[0]]] * shape[0]
+    table = contingency(nothing, nothing)
+    assert table.tolist() == [[[0]]] * shape[0] and table.dtype == torch.int64
 
 
-@pytest.mark.parametrize("label", [3, 125, 200, 254, 255, 256, 1000])
-def test_predicted_labels_may_be_larger_than_true_ones(label):
+@pytest.mark.parametrize("label", [3, 125, 200, 254, 255, 256, 257, 1000])
+def test_labels_may_be_unused(label):
+    """Half of the object is missed: IoUs of 2/3 for the background and 1/2 for the object, whatever their labels."""
+    few, many = torch.tensor([[0, 0, 1, 1], [0, 0, 0, label]])
     for num_masks in (None, label + 1, 2**40):
-        metrics = image_metrics(torch.tensor([[0, 1, 1]]), torch.tensor([[0, label, label]]), num_masks)
-        assert all(value.item() == 1 for value in metrics.values()), num_masks
-    metrics = image_metrics(torch.tensor([[0, label, label]]), torch.tensor([[0, 1, 1]]), 2)
-    assert all(value.item() == 1 for value in metrics.values())
+        metrics = image_metrics(few[None], many[None], num_masks)
+        expected = {"miou": 7 / 12, "miou_fg": 1 / 2, "miou_gt": 7 / 12}
+        assert {name: metrics[name].item() for name in expected} == pytest.approx(expected), num_masks
+    metrics = image_metrics(many[None], few[None], 2)  # the matched pairs are the same
+    assert {name: metrics[name].item() for name in expected} == pytest.approx(expected)
 
 
 def test_squared_error_by_hand():
-    image, other = torch.zeros(2, 3, 2, 2), torch.zeros(2, 3, 2, 2)
-    other[1, 0, 0, 0], other[1, 2, 1, 1] = 0.5, 1.0
-    assert squared_error(image, other).tolist() == [0, 1.25]
+    image, other = torch.full((2, 2, 3, 2, 2), 0.25)
+    other[1, 0, 0, 0], other[1, 2, 1, 1] = 0.75, 1.25
+    assert squared_error(image, other).tolist() == squared_error(other, image).tolist() == [0, 1.25]
+    assert squared_error(image, other).dtype == torch.float64
 
 
 def test_means_do_not_depend_on_the_order_of_batches():
@@ -252,6 +257,7 @@ def test_ranks_keep_the_background():
     labels = torch.tensor([[0, 7, 2**40, 7], [300, 5, 5, 300], [0, 1, 255, 2]])
     assert rank_labels(labels).tolist() == [[0, 1, 2, 1], [2, 1, 1, 2], [0, 1, 255, 2]]
     assert torch.equal(rank_labels(labels[2:]), labels[2:])
+    assert rank_labels(torch.tensor([[0, 256], [1, 300], [1, 255]])).tolist() == [[0, 1], [1, 2], [1, 255]]
 
 
 def test_all_pixels_have_their_own_large_label():

@@ -113,6 +113,16 @@ def test_a_merged_slot_is_compared_no_more(areas, expected, min_overlap):
     assert merge_slots(statistics, 1e9, min_overlap).tolist() == [expected]
 
 
+def test_merged_slots_do_not_delay_others():
+    """Three merges suffice for four slots. Slots 2 and 3 differ much more than 0 and 1."""
+    statistics = statistics_of({(0, 1): 0.1, (2, 3): 0.1}, {(0, 1): 0.001, (2, 3): 0.5}, (0.4, 0.3, 0.2, 0.1))
+    assert merge_slots(statistics, 1e9).tolist() == [[0, 0, 2, 2]]
+
+
+def test_of_two_equal_slots_the_first_is_merged_into_the_second():
+    assert merge_slots(statistics_of({(0, 1): 0.1}, {(0, 1): 0.001}, (0.5, 0.5))).tolist() == [[1, 1]]
+
+
 def test_min_overlap_is_enough_to_be_compared():
     """The default is 1/800 of the image."""
     for overlap, expected in ((1 / 800, [0, 0]), (1 / 800.5, [0, 1])):
@@ -319,6 +329,15 @@ def test_a_slot_that_wins_nothing_keeps_what_it_has():
     """The third slot wins the first pixel with too little confidence, the second slot wins none."""
     masks = pixels([0.3, 1.0, 1.0], [0.2, 0.0, 0.0], [0.5, 0.0, 0.0])
     torch.testing.assert_close(high_recall_masks(masks), masks)
+
+
+def test_pixels_that_a_slot_would_not_win_do_not_lower_its_confidence():
+    """A slot wins what is more than 1/50 of the background: the first pixel, and the second one in one case."""
+    for second, expected in ((0.019, [1, 0, 0]), (0.021, [1, 0, 0])):
+        masks = pixels([0.1, 1 - second, 1.0], [0.9, second, 0.0])
+        got = high_recall_masks(masks)
+        assert got.argmax(1).flatten().tolist() == expected
+        assert torch.equal(got, masks) == (second == 0.021), "0.9 is confident, the mean of 0.9 and 0.021 is not"
 
 
 def test_high_recall_thresholds_are_arguments():

@@ -109,6 +109,11 @@ def test_options_of_parts_are_checked_and_named_by_their_path():
         dataclasses.replace(TINY, loss=loss).validate()
 
 
+def test_folders_and_plugins_are_not_checked_as_options():
+    """Their types have no range; a path that cannot be used is an error of the file system."""
+    dataclasses.replace(TINY, out=Path("runs"), cache_dir=Path("cache"), plugins=("parts.py",)).validate()
+
+
 def test_json_has_text_for_paths_and_the_names_of_parts():
     config = dataclasses.replace(TINY, out=Path("runs/one"), cache_dir=Path("cache"))
     values = config.to_dict()
