@@ -43,6 +43,66 @@ def test_min_cut_by_hand():
     assert cut.side[:4].tolist() == [True, True, False, False] and cut.value == 1.0
 
 
+def test_of_several_minimum_cuts_the_source_side_is_smallest():
+    """A path of equal weights: every edge is a minimum cut, and the first one leaves the source alone."""
+    graph = Graph(np.array([[0, 1], [1, 2], [2, 3]]), 4, 0, 3)
+    cut = exact.min_cut(graph, [2.0, 2.0, 2.0])
+    assert cut.side.tolist() == [True, False, False, False] and cut.value == 2.0 and isinstance(cut.value, float)
+    assert cut.side.dtype == bool
+
+
+def test_edges_are_directed():
+    """An edge from the sink's side to the source's is not cut."""
+    graph = Graph(np.array([[0, 1], [1, 2], [2, 1], [1, 0]]), 3, 0, 2)
+    cut = exact.min_cut(graph, [1.0, 3.0, 100.0, 100.0])
+    assert cut.value == 1.0 and cut.side.tolist() == [True, False, False]
+    assert exact.min_cut_lp(graph, [1.0, 3.0, 100.0, 100.0]).value == pytest.approx(1.0)
+    assert exact.cut_value(graph, [1.0, 3.0, 100.0, 7.0], np.array([False, True, False])) == 10.0
+
+
+def test_parallel_edges_add_up():
+    graph = Graph(np.array([[0, 1], [0, 1], [1, 2]]), 3, 0, 2)
+    assert exact.min_cut(graph, [1.0, 1.0, 3.0]).side.tolist() == [True, False, False]
+    assert exact.min_cut(graph, [2.0, 2.0, 3.0]).side.tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+def test_weights_may_have_any_scale(scale, rng):
+    graph = Graph.grid((3, 4))
+    w = rng.exponential(size=graph.num_edges)
+    one, scaled = exact.min_cut(graph, w), exact.min_cut(graph, scale * w)
+    assert np.array_equal(one.side, scaled.side) and scaled.value == pytest.approx(scale * one.value)
+
+
+def test_weights_are_rounded_to_2_to_the_minus_29_of_the_flow():
+    """Two edges in a row whose weights differ by a little: the lighter one is cut."""
+    graph = Graph(np.array([[0, 1], [1, 2], [2, 3]]), 4, 0, 3)
+    assert exact.min_cut(graph, [1.0, 1 - 1e-8, 1.0]).side.tolist() == [True, True, False, False]
+    assert exact.min_cut(graph, [1.0, 1.0, 1 - 1e-8]).side.tolist() == [True, True, True, False]
+
+
+def test_one_terminal_may_be_without_edges():
+    """Nothing flows, so the source side is what the source reaches."""
+    graph = Graph(np.array([[0, 1], [1, 2]]), 4, 0, 3)
+    cut = exact.min_cut(graph, [1.0, 1.0])
+    assert cut.value == 0.0 and cut.side.tolist() == [True, True, True, False]
+
+
+def test_tensors_and_lists_are_weights():
+    graph = Graph(np.array([[0, 1]]), 2, 0, 1)
+    for w in ([2], np.array([2], dtype=np.int32), torch.tensor([2.0], dtype=torch.bfloat16, requires_grad=True)):
+        assert exact.min_cut(graph, w).value == exact.min_cut_lp(graph, w).value == 2.0
+
+
+def test_a_linear_program_that_is_not_solved(monkeypatch):
+    result = exact.optimize.OptimizeResult(status=4, message="numerical difficulties")
+    monkeypatch.setattr(exact.optimize, "linprog", lambda *_, **__: result)
+    with pytest.raises(
+        RuntimeError, match=r"^HiGHS did not solve the linear program of the cut: numerical difficulties"
+    ):
+        exact.min_cut_lp(Graph.grid((2, 2)), np.ones(16))
+
+
 def test_min_cut_equals_min_cut_lp_on_a_grid(rng):
     graph = Graph.grid((9, 11))
     w = rng.exponential(size=graph.num_edges)
@@ -72,6 +132,9 @@ def test_min_matching_equals_brute_force(rng):
         best = min(c[np.arange(4), list(perm)].sum() for perm in itertools.permutations(range(4)))
         assert np.isclose((c * x).sum(), best) and (x.sum(0) == 1).all() and (x.sum(1) == 1).all()
     assert exact.min_matching(cost[0, :2]).sum() == 2
+    assert exact.min_matching([[3, 1], [1, 0]]).tolist() == [[0.0, 1.0], [1.0, 0.0]]
+    batches = torch.tensor(cost)[None, :, None].repeat(3, 1, 2, 1, 1)
+    assert np.array_equal(exact.min_matching(batches), np.broadcast_to(d[None, :, None], (3, 2, 2, 4, 4)))
 
 
 def test_bad_input(rng):

@@ -75,9 +75,67 @@ def test_argmax_equals_the_exact_matching_for_a_wide_margin(k, seed):
     assert np.array_equal(torch.nn.functional.one_hot(d.argmax(-1), k).numpy(), exact.min_matching(cost))
 
 
+def test_matching_by_hand():
+    """One row and one column: d + 2 p = 1 for both nodes, and at the optimum c + gamma d = 2 gamma p."""
+    c, gamma = 0.3, 0.5
+    d, p_rows, p_cols = Matching(1, 1, gamma).solve(torch.tensor([[c]], dtype=torch.float64))
+    assert d.item() == pytest.approx((1 - c / gamma) / 2) and p_rows.item() == p_cols.item()
+    assert d.item() + 2 * p_rows.item() == pytest.approx(1)
+
+
+def test_defaults_are_the_paper_s():
+    """gamma 0.1; a softmax at temperature 1."""
+    assert Matching(2, 3).gamma == 0.1
+    s, t = torch.randn(2, 4), torch.randn(3, 4)
+    expected = torch.softmax(Matching(2, 3, 0.1)(-s @ t.T), -1)
+    torch.testing.assert_close(match_slots(s, t).weights, expected)
+    torch.testing.assert_close(match_slots(s, t).slots, expected @ t)
+
+
+def test_options_of_match_slots():
+    s, t = torch.randn(5, 2, 4), torch.randn(5, 3, 4)
+    expected = torch.softmax(Matching(2, 3, 0.7)(-torch.einsum("bid,bjd->bij", s, t)) / 3, -1)
+    torch.testing.assert_close(match_slots(s, t, 0.7, 3.0).weights, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_solved_in_float32(dtype):
+    cost = torch.randn(3, 4).to(dtype)
+    solution = Matching(3, 4).solve(cost)
+    assert all(x.dtype == torch.float32 for x in solution)
+    assert torch.equal(solution.d, Matching(3, 4)(cost.float()))
+    slots, weights = match_slots(torch.randn(2, 4).to(dtype), torch.randn(3, 4).to(dtype))
+    assert slots.dtype == weights.dtype == dtype
+
+
+def test_float64_stays_float64():
+    assert Matching(2, 2)(torch.zeros(2, 2, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_repr():
+    assert repr(Matching(3, 4, 0.2)) == "Matching(3, 4, gamma=0.2)"
+
+
+def test_bad_types_and_dimensions():
+    with pytest.raises(TypeError, match=r"^cost is a list; expected a torch\.Tensor$"):
+        Matching(1, 1)([[0.0]])
+    for s, t, kinds in (
+        (torch.zeros(2, 3), torch.zeros(2, 3).double(), "torch.float32 and torch.float64"),
+        ([[0.0]], torch.zeros(1, 1), "list and torch.float32"),
+        (torch.zeros(1, 1), [[0.0]], "torch.float32 and list"),
+    ):
+        with pytest.raises(TypeError, match=f"^s and t are {kinds}; expected two tensors of one dtype$"):
+            match_slots(s, t)
+    for s, t in ((torch.zeros(3), torch.zeros(2, 3)), (torch.zeros(2, 3), torch.zeros(3))):
+        with pytest.raises(ValueError, match=r"^s and t have shapes .*; expected \(..., K, D\) with one D$"):
+            match_slots(s, t)
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match="rows and cols are 0 and 3"):
         Matching(0, 3)
+    with pytest.raises(ValueError, match=r"^rows and cols are 3 and 0; expected at least one node on each side$"):
+        Matching(3, 0)
     with pytest.raises(ValueError, match="gamma is -1; expected a number from 1e-06 to 1,000,000"):
         Matching(3, 3, gamma=-1)
     with pytest.raises(ValueError, match=r"cost has shape \(2, 4, 3\); expected \(..., 3, 4\)"):
