@@ -5,11 +5,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import sparse
 from scipy.sparse import linalg
 from torch.autograd import gradcheck, gradgradcheck
 
 from cutslots import Graph, GraphCut
-from cutslots.programs import linear_solvers
+from cutslots.programs import graph_cut, linear_solvers
 from cutslots.programs.fill import estimate_fill
 from cutslots.programs.graph_cut import SOLVERS, DenseOperators, SparseOperators, choose_sparse_solver, round_to_tf32
 from cutslots.programs.linear_solvers import ConjugateGradients, SparseFactor
@@ -191,11 +192,11 @@ def test_random_graph_of_20000_vertices_is_not_factored(rng, monkeypatch):
 def test_the_inverse_and_the_factor_agree(dtype, tolerance, rng):
     graph = Graph.with_terminals(rng.integers(0, 40, (120, 2)), 40)
     cpu = torch.device("cpu")
-    sparse = SparseOperators(graph, SparseFactor(graph.reduced_matrix(), cpu, dtype), cpu, dtype)
+    factored = SparseOperators(graph, SparseFactor(graph.reduced_matrix(), cpu, dtype), cpu, dtype)
     dense = DenseOperators(graph, cpu, dtype)
     w, p = (torch.randn(5, n, dtype=dtype) for n in (graph.num_edges, graph.num_vertices))
     for name, x in (("solve", p), ("differences", p), ("divergence", w)):
-        torch.testing.assert_close(getattr(dense, name)(x), getattr(sparse, name)(x), rtol=0, atol=20 * tolerance)
+        torch.testing.assert_close(getattr(dense, name)(x), getattr(factored, name)(x), rtol=0, atol=20 * tolerance)
 
 
 def test_products_of_two_11_bit_factors_have_the_accuracy_of_float32(rng):
@@ -228,6 +229,82 @@ def test_tf32_does_not_change_a_solution_on_cuda():
             torch.testing.assert_close(solver(w.cuda()).cpu().double(), expected, rtol=0, atol=1e-5)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_defaults_are_the_paper_s():
+    """gamma 0.5; the first 1e-7 or 1e-13 of a residual is left by conjugate gradients."""
+    cut = GraphCut([[0, 1]], 3)
+    assert (cut.gamma, cut.solver, cut.tolerance) == (0.5, None, None)
+    w = torch.randn(2, 7)
+    assert torch.equal(cut(w), GraphCut([[0, 1]], 3, gamma=0.5)(w))
+    for dtype, tolerance in ((torch.float32, 1e-7), (torch.float64, 1e-13)):
+        assert GraphCut([[0, 1]], 3, solver="cg").to(dtype)._operators.solver.tolerance == tolerance
+    assert GraphCut([[0, 1]], 3, solver="cg", tolerance=0.1)._operators.solver.tolerance == 0.1
+
+
+@pytest.mark.parametrize("solver, kind", [(None, SparseFactor), ("cholesky", SparseFactor), ("cg", ConjugateGradients)])
+def test_solvers_by_name(solver, kind):
+    cut = GraphCut([[0, 1]], 3, solver=solver)
+    assert type(cut._operators) is SparseOperators and type(cut._operators.solver) is kind
+    assert type(GraphCut([[0, 1]], 3, solver="inverse")._operators) is DenseOperators
+
+
+def test_edges_may_be_a_tensor():
+    w = torch.randn(2, 8)
+    edges = torch.tensor([[0, 1], [1, 2]])
+    assert torch.equal(GraphCut(edges, 3)(w), GraphCut([[0, 1], [1, 2]], 3)(w))
+
+
+@pytest.mark.parametrize("gamma", [0.1, 2.0])
+def test_gamma_equals_the_literal_qp(gamma, rng):
+    graph = Graph(rng.integers(0, 6, (15, 2)), 6, source=1, sink=4)
+    w, qp = rng.standard_normal((2, 15)), graph.qp()
+    z = solve_literal(qp, qp.objective(w), gamma)
+    cut = GraphCut(graph.edges, 6, gamma, (1, 4)).double().solve(torch.tensor(w))
+    assert np.abs(cut.p.numpy() - z[:, qp.blocks["p"]]).max() < 1e-10
+    assert np.abs(cut.d.numpy() - z[:, qp.blocks["d"]]).max() < 1e-10
+    assert np.abs(cut.slack_st.numpy() - z[:, qp.blocks["s_st"]][:, 0]).max() < 1e-10
+    assert np.abs(cut.terminals.numpy() - z[:, [1, 4]]).max() < 1e-10
+
+
+def test_choice_between_factor_and_conjugate_gradients(monkeypatch):
+    """A matrix of 2,048 rows or more is not factored if the factor has more than 30 entries for each of its own."""
+    eye = lambda n: sparse.eye_array(n, format="csr")
+    for fill, n, expected in ((31, 2048, "cg"), (30, 2048, "cholesky"), (31, 2047, "cholesky")):
+        monkeypatch.setattr(graph_cut, "estimate_fill", lambda matrix, fill=fill: fill * matrix.nnz)
+        assert choose_sparse_solver(eye(n)) == expected
+
+
+def test_a_layer_on_the_meta_device_computes_nothing():
+    with torch.device("meta"):
+        cut = GraphCut([[0, 1]], 3)
+    assert not hasattr(cut, "_operators")
+    assert torch.equal(cut(torch.zeros(7)), GraphCut([[0, 1]], 3)(torch.zeros(7))), "until it is called"
+
+
+def test_rounding_to_tf32_by_hand():
+    """11 significant bits: 1 + 2^-10 is kept, 1 + 2^-12 is not, 1 + 3/4 2^-10 goes to the nearer neighbour."""
+    x = torch.tensor([1 + 2**-10, 1 + 2**-12, 1 + 0.75 * 2**-10, -(1 + 2**-12), 0.0])
+    assert round_to_tf32(x).tolist() == [1 + 2**-10, 1.0, 1 + 2**-10, -1.0, 0.0]
+
+
+def test_repr():
+    assert repr(GraphCut([[0, 1]], 3, gamma=0.2)) == "GraphCut(3 vertices, 7 edges, gamma=0.2)"
+
+
+def test_messages_about_weights():
+    with pytest.raises(ValueError, match=r"expects \(..., 8\), a weight for each edge, then for source and sink$"):
+        GraphCut([[0, 1], [1, 2]], 3)(torch.zeros(3))
+    with pytest.raises(ValueError, match=r"expects \(..., 2\), a weight for each edge$"):
+        GraphCut([[0, 1], [1, 2]], 3, terminals=(0, 2))(torch.zeros(3))
+    with pytest.raises(ValueError, match=r"^w has shape \(\); this GraphCut expects"):
+        GraphCut([[0, 1]], 3)(torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("tolerance", [-0.1, 0.0, 1.0, 2.0, float("nan")])
+def test_bad_tolerances(tolerance):
+    with pytest.raises(ValueError, match=rf"^tolerance is {tolerance}; expected a number between 0 and 1$"):
+        GraphCut([[0, 1]], 3, tolerance=tolerance)
 
 
 def test_bad_input():

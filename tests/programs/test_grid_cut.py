@@ -1,3 +1,5 @@
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,9 @@ from scipy import sparse
 from torch.autograd import gradcheck, gradgradcheck
 
 from cutslots import EqualityQP, Graph, GridCut
-from cutslots.programs import dct
+from cutslots.programs import dct, grid_cut
 from cutslots.programs.graph import SparseQP, grid_edges
-from cutslots.programs.grid_cut import FusedOperators, TiledOperators
+from cutslots.programs.grid_cut import FusedOperators, GridOperators, TiledOperators
 from tests.conftest import DEVICES, needs_cuda
 from tests.programs.literal import edge_list, literal_cut, random_weights, solve_literal
 
@@ -231,6 +233,100 @@ def test_empty_and_missing_batches(transform):
 def test_conversion_to_the_same_dtype_keeps_the_fft():
     cut, w = GridCut((2, 400)), random_weights((2, 400), dtype=torch.float32)
     assert torch.equal(cut.to(torch.float32)(w), GridCut((2, 400))(w))
+
+
+def test_defaults_are_the_paper_s():
+    """gamma 0.5 for all edges, free terminals."""
+    cut, w = GridCut((4, 5)), random_weights((4, 5), dtype=torch.float32)
+    assert (cut.gamma, cut.reach, cut.anchor, cut.gamma_n) == (0.5, None, 0.0, 0.5)
+    assert torch.equal(cut(w), GridCut((4, 5), 0.5, None, 0.0)(w))
+    assert GridCut((4, 5), 0.3, 2.0).gamma_n == pytest.approx(2 * 0.3 * 4)
+
+
+def test_both_ends_of_the_anchor_are_allowed():
+    assert isinstance(GridCut((4, 5), anchor=1).anchor, float) and GridCut((4, 5), anchor=0).anchor == 0
+    for anchor in (-0.1, 1.1):
+        message = rf"^anchor is {anchor}; expected a number from 0 \(free terminals\) to 1 \(anchored\)$"
+        with pytest.raises(ValueError, match=message):
+            GridCut((4, 5), anchor=anchor)
+
+
+def test_repr():
+    assert repr(GridCut((4, 5), 0.3, 2.0, 0.1)).startswith("GridCut(\n  (4, 5), gamma=0.3, reach=2.0, anchor=0.1\n")
+
+
+def test_one_pixel_by_hand():
+    """p is (source - sink) / (5 gamma) with free terminals: (N + 4) gamma N with N = 1."""
+    w = torch.zeros(6, 1, 1, dtype=torch.float64)
+    w[SOURCE], w[SINK] = 3.0, 1.0
+    assert GridCut((1, 1), 0.5).double()(w).item() == pytest.approx(2 / (5 * 0.5))
+    assert GridCut((1, 1), 0.5, anchor=1.0).double()(w).item() == pytest.approx(2 / (4 * 0.5))
+
+
+def test_matrix_products_on_request():
+    """Exporters do not support FFTs."""
+    cut, w = GridCut((2, 400)), random_weights((2, 400), dtype=torch.float32)
+    expected = cut(w)
+    assert type(cut._dct) is dct.FFTDCT
+    cut.use_matmul()
+    assert type(cut._dct) is dct.MatmulDCT and type(cut._operators) is GridOperators
+    torch.testing.assert_close(cut(w), expected, rtol=1e-4, atol=1e-5)
+    double = GridCut((2, 4)).double()
+    double.use_matmul()
+    assert double(random_weights((2, 4))).dtype == torch.float64
+    assert type(cut.double()._dct) is dct.FFTDCT, "until the layer moves"
+
+
+@pytest.mark.parametrize("shape", SMALL_SHAPES, ids=str)
+def test_differences_are_the_adjoint_of_the_divergence(shape):
+    operators, w, p = GridOperators(shape), random_weights(shape, (2,)), torch.randn(2, *shape, dtype=torch.float64)
+    w = w * torch.as_tensor(grid_edges(shape))
+    torch.testing.assert_close((operators.divergence(w) * p).sum(), (w * operators.differences(p)).sum())
+    assert torch.equal(operators._differences_out_of_place(p), operators.differences(p))
+    assert not operators.differences(p)[:, ~torch.as_tensor(grid_edges(shape))].any()
+
+
+def test_operators_do_not_change_their_input():
+    shape = (4, 5)
+    w, p = random_weights(shape, (2,)), torch.randn(2, *shape, dtype=torch.float64)
+    before = w.clone(), p.clone()
+    GridOperators(shape).divergence(w)
+    GridOperators(shape).differences(p)
+    assert torch.equal(w, before[0]) and torch.equal(p, before[1])
+
+
+class Kernels(types.SimpleNamespace):
+    """Stands in for the Triton kernels."""
+
+    MAX_FUSED_SIZE = 64
+
+    class TritonFFTDCT(dct.FFTDCT):
+        pass
+
+    @staticmethod
+    def is_supported(device):
+        return device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "shape, dtype, operators, transform",
+    [
+        ((64, 64), torch.float32, FusedOperators, dct.MatmulDCT),
+        ((64, 65), torch.float32, TiledOperators, dct.MatmulDCT),
+        ((2, 385), torch.float32, TiledOperators, Kernels.TritonFFTDCT),
+        ((64, 64), torch.float64, GridOperators, dct.MatmulDCT),
+        ((2, 385), torch.float64, GridOperators, dct.FFTDCT),
+        ((2, 8, 8), torch.float32, GridOperators, dct.MatmulDCT),
+    ],
+)
+def test_kernels_are_for_float32_images_on_supported_devices(monkeypatch, shape, dtype, operators, transform):
+    monkeypatch.setattr(grid_cut, "kernels", Kernels())
+    found = grid_cut._choose_solver(shape, torch.device("cpu"), dtype)
+    assert (type(found[0]), type(found[1])) == (transform, operators)
+    assert found[0].shape == found[1].shape == shape and next(found[0].buffers()).dtype == dtype
+    fft, plain = grid_cut._choose_solver((2, 193), torch.device("meta"), torch.float32)
+    assert type(fft) is dct.FFTDCT and type(plain) is GridOperators, "a device without kernels"
+    assert next(fft.buffers()).is_meta
 
 
 @pytest.mark.parametrize(
