@@ -137,6 +137,39 @@ def test_a_complete_run_says_so(tmp_path, capsys):
     assert capsys.readouterr().out == f"{folder} is complete; nothing is left to do\n"
 
 
+def test_a_finished_run_that_was_killed_before_its_report(tmp_path, monkeypatch):
+    config = small(tmp_path / "run", max_steps=1)
+    folder = train(config)
+    before = weights(folder)
+    (folder / "report.html").unlink()
+    monkeypatch.setattr(loop, "training_data", None)  # it is not opened
+    assert train(config) == folder
+    assert (folder / "report.html").exists() and weights(folder) == before
+
+
+def test_another_run_is_replaced_on_request_only(tmp_path):
+    train(small(tmp_path / "run", max_steps=1))
+    with pytest.raises(ValueError, match=r"differing in lr"):
+        train(small(tmp_path / "run", max_steps=2, lr=0.5))
+    train(small(tmp_path / "run", max_steps=2, lr=0.5, overwrite=True))
+    assert state(tmp_path / "run")["step"] == 2
+
+
+def test_adam_is_fused_and_has_the_learning_rate_of_the_step(tmp_path):
+    folder = train(small(tmp_path / "run", max_steps=2, lr=0.01, warmup_steps=4))
+    groups = state(folder)["optimizer"]["param_groups"]
+    assert groups and all(group["fused"] is True and group["lr_scale"] == 1.0 for group in groups)
+    assert [group["lr"] for group in groups] == pytest.approx([0.005] * len(groups), rel=0.01)
+
+
+@pytest.mark.parametrize("option, compiled", [("on", 1), ("off", 0)])
+def test_the_model_is_compiled_on_request(tmp_path, monkeypatch, option, compiled):
+    calls = []
+    monkeypatch.setattr(torch, "compile", lambda model: calls.append(model) or model)
+    train(small(tmp_path / "run", compile=option, max_steps=1))
+    assert len(calls) == compiled
+
+
 # ------------------------------------------------------------------------------------------------------------ the end
 
 
@@ -230,6 +263,16 @@ def test_a_process_that_loses_the_others_says_so(error, world_size, lost):
     assert str(caught.value) == (expected if lost else str(error))
 
 
+def test_training_that_loses_a_process_names_its_folder(tmp_path, monkeypatch):
+    def lost(*_):
+        raise RuntimeError("gloo: connection closed")
+
+    fabric = types.SimpleNamespace(world_size=2, global_rank=0, broadcast=lost)
+    monkeypatch.setattr(loop, "make_fabric", lambda *_: fabric)
+    with pytest.raises(ConnectionError, match=rf"^process 0 of 2 lost the others, .* resume from {tmp_path / 'run'}$"):
+        train(small(tmp_path / "run", devices=2))
+
+
 # ------------------------------------------------------------------------------------------------------- before the run
 
 
@@ -290,9 +333,18 @@ def test_validation_asks_the_loss():
         validate(small(None, loss__blur=17.0))
 
 
-def test_a_process_that_was_started_alone(tmp_path, monkeypatch):
-    """Started as the second of several, it would be the only one."""
-    monkeypatch.setattr(rank_zero_only, "rank", 1)
+@pytest.mark.parametrize("node", [False, True], ids=["rank", "node"])
+def test_a_process_that_was_started_alone(tmp_path, monkeypatch, node):
+    """Started as the second of several, or on the second node, it would be the only one."""
+    monkeypatch.setenv("NODE_RANK", str(int(node)))
+    monkeypatch.setattr(rank_zero_only, "rank", int(not node))
+    make_fabric = loop.make_fabric
+
+    def without_nodes(*options):
+        monkeypatch.delenv("NODE_RANK")
+        return make_fabric(*options)
+
+    monkeypatch.setattr(loop, "make_fabric", without_nodes)
     with pytest.raises(ValueError, match=r"^devices is 1 and num_nodes 1; expected as many processes as were started$"):
         train(small(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
