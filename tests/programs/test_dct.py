@@ -53,3 +53,54 @@ def test_tables_are_not_in_the_state_dict(transform):
     layer = transform((4, 6), CPU, torch.float32)
     assert not layer.state_dict() and len(list(layer.buffers())) == 2
     assert all(buffer.dtype == torch.float32 for buffer in layer.buffers())
+
+
+@pytest.mark.parametrize("transform", [MatmulDCT, FFTDCT])
+def test_tables_have_the_device_and_precision_of_the_layer(transform):
+    layer = transform((4, 6, 5), torch.device("meta"), torch.float64)
+    assert [buffer.dtype for buffer in layer.buffers()] == [torch.float64] * 3
+    assert all(buffer.is_meta for buffer in layer.buffers())
+    assert repr(layer) == f"{transform.__name__}((4, 6, 5))"
+
+
+def test_dct_by_hand():
+    """Of two samples: the mean and the difference, orthonormal. Modes are rows."""
+    root = 0.5**0.5
+    torch.testing.assert_close(dct_matrix(2), torch.tensor([[root, root], [root, -root]], dtype=torch.float64))
+    assert dct_matrix(1).tolist() == [[1.0]] and dct_matrix(3).dtype == torch.float64
+    layer = MatmulDCT((2, 3), CPU, torch.float64)
+    assert torch.equal(layer.matrix(-1), dct_matrix(3)) and torch.equal(layer.matrix(-2), dct_matrix(2))
+
+
+def test_phases_by_hand():
+    """exp(-i pi k / 2n)"""
+    expected = torch.tensor([1, np.exp(-0.25j * np.pi)], dtype=torch.complex128)
+    torch.testing.assert_close(dct.dct_phases(2), expected)
+    torch.testing.assert_close(FFTDCT((3, 2), CPU, torch.float64).phases(-1), expected)
+
+
+def test_tables_are_computed_on_the_cpu():
+    """Also where another device is the default: a layer built on the meta device is moved later."""
+    with torch.device("meta"):
+        assert dct_matrix(3).device.type == dct.dct_phases(3).device.type == "cpu"
+
+
+def test_empty_batches():
+    for transform in (MatmulDCT, FFTDCT):
+        layer, spectrum = transform((3, 4), CPU, torch.float32), torch.ones(3, 4)
+        assert layer.filter(torch.zeros(0, 3, 4), spectrum).shape == (0, 3, 4)
+
+
+@pytest.mark.parametrize("transform", [MatmulDCT, FFTDCT])
+@pytest.mark.parametrize("shape", [(3, 4), (5, 4), (2, 3, 5)], ids=str)
+def test_one_mode_passes(transform, shape):
+    """A spectrum that is 1 at one mode projects onto its cosine, in any batch."""
+    spectrum = torch.zeros(shape, dtype=torch.float64)
+    spectrum[(1,) * len(shape)] = 1
+    mode = torch.ones((), dtype=torch.float64)
+    for n in shape:
+        mode = mode[..., None] * dct_matrix(n)[1]
+    q = torch.randn(2, 3, *shape, dtype=torch.float64)
+    expected = (q * mode).sum(tuple(range(-len(shape), 0)), keepdim=True) * mode
+    filtered = transform(shape, CPU, torch.float64).filter(q, spectrum)
+    torch.testing.assert_close(filtered, expected)

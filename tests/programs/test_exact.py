@@ -81,6 +81,33 @@ def test_weights_are_rounded_to_2_to_the_minus_29_of_the_flow():
     assert exact.min_cut(graph, [1.0, 1.0, 1 - 1e-8]).side.tolist() == [True, True, True, False]
 
 
+@pytest.mark.parametrize(
+    "w, side",
+    [([0.3, 0.2, 1e9], [True, True, False, False]), ([1e9, 0.3, 0.2], [True, True, True, False])],
+    ids=["source", "sink"],
+)
+def test_heavy_edges_at_one_terminal_do_not_round_the_others_away(w, side):
+    """The flow is bounded by the lighter terminal, so weights keep 29 bits of its sum."""
+    cut = exact.min_cut(Graph(np.array([[0, 1], [1, 2], [2, 3]]), 4, 0, 3), w)
+    assert cut.side.tolist() == side and cut.value == 0.2
+
+
+def test_edges_of_weight_zero_connect_nothing():
+    graph = Graph(np.array([[0, 1], [1, 0]]), 3, 0, 2)
+    assert exact.min_cut(graph, [0.0, 1.0]).side.tolist() == [True, False, False]
+
+
+def test_the_sink_need_not_be_the_last_vertex():
+    graph = Graph(np.array([[3, 0], [0, 2], [2, 1]]), 5, source=3, sink=1)
+    for solve in (exact.min_cut, exact.min_cut_lp):
+        cut = solve(graph, [3.0, 1.0, 2.0])
+        assert cut.value == pytest.approx(1.0) and cut.side[[3, 0]].all() and not cut.side[[2, 1]].any()
+
+
+def test_a_capacity_and_a_flow_fit_into_int32():
+    assert exact.MAX_CAPACITY > 2**29 and np.iinfo(np.int32).max >= 2 * exact.MAX_CAPACITY
+
+
 def test_one_terminal_may_be_without_edges():
     """Nothing flows, so the source side is what the source reaches."""
     graph = Graph(np.array([[0, 1], [1, 2]]), 4, 0, 3)
@@ -132,7 +159,8 @@ def test_min_matching_equals_brute_force(rng):
         best = min(c[np.arange(4), list(perm)].sum() for perm in itertools.permutations(range(4)))
         assert np.isclose((c * x).sum(), best) and (x.sum(0) == 1).all() and (x.sum(1) == 1).all()
     assert exact.min_matching(cost[0, :2]).sum() == 2
-    assert exact.min_matching([[3, 1], [1, 0]]).tolist() == [[0.0, 1.0], [1.0, 0.0]]
+    matching = exact.min_matching([[3, 1], [1, 0]])
+    assert matching.tolist() == [[0.0, 1.0], [1.0, 0.0]] and matching.dtype == np.float64
     batches = torch.tensor(cost)[None, :, None].repeat(3, 1, 2, 1, 1)
     assert np.array_equal(exact.min_matching(batches), np.broadcast_to(d[None, :, None], (3, 2, 2, 4, 4)))
 
