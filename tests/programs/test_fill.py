@@ -1,5 +1,7 @@
 """The estimate of a Cholesky factor's fill, on graphs whose separators are known."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -78,6 +80,52 @@ def test_elimination_connects_the_neighbours():
     edges = [edge for k, (i, j) in enumerate(pairs) for edge in ((i, 5 + k), (5 + k, j))]
     kernel = _eliminate_chains(pattern(adjacency(edges, 15)))
     assert np.array_equal(kernel.toarray(), 1 - np.eye(5))
+
+
+def complete(n, first=0):
+    return [(first + i, first + j) for i in range(n) for j in range(i)]
+
+
+def test_neighbours_are_not_eliminated_together():
+    """With two vertices in every edge, eliminating both at once would lose the edge."""
+    edges = []
+    for k, (i, j) in enumerate(complete(5)):
+        a, b = 5 + 2 * k, 6 + 2 * k
+        edges += [(i, a), (a, b), (b, j)]
+    kernel = _eliminate_chains(pattern(adjacency(edges, 25)))
+    assert np.array_equal(kernel.toarray(), 1 - np.eye(5))
+
+
+def test_elimination_keeps_edges_that_are_there():
+    """A complete graph whose edges also have a vertex beside them, and another complete graph apart from it."""
+    edges = complete(5) + complete(6, first=15)
+    for k, (i, j) in enumerate(complete(5)):
+        edges += [(i, 5 + k), (5 + k, j)]
+    kernel = _eliminate_chains(pattern(adjacency(edges, 21)))
+    assert sorted(np.diff(kernel.indptr)) == [4] * 5 + [5] * 6 and set(kernel.data) == {1}
+
+
+def test_separator_of_one_vertex():
+    assert _separator_size(pattern(adjacency([], 1))) == 1
+
+
+def test_separator_is_the_level_of_the_median_vertex():
+    """Levels of 1, 3 and 4 vertices from any of the last ones: the fifth of eight vertices is in the last level."""
+    edges = [(i, j) for i in (1, 2, 3) for j in (0, 4, 5, 6, 7)]
+    assert _separator_size(pattern(adjacency(edges, 8))) == 4
+
+
+def test_search_starts_at_an_end():
+    """The first vertex is in the middle of a path, from where levels have two vertices."""
+    order = [*range(10, 0, -1), 0, *range(11, 21)]
+    assert _separator_size(pattern(adjacency(list(pairwise(order)), 21))) == 1
+
+
+def test_hubs_have_more_than_ten_times_the_root_of_n_neighbours():
+    """A star has no kernel. Among 400 vertices its center is a hub from 201 neighbours on."""
+    for leaves, separator in ((200, 0), (201, 1)):
+        fill = estimate_fill(adjacency([(0, i) for i in range(1, leaves + 1)], 400))
+        assert fill == leaves + 400 + 10 * separator and isinstance(fill, int)
 
 
 def test_vertices_with_three_neighbours_stay():
