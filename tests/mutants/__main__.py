@@ -49,7 +49,8 @@ RESULTS = {
 TABLE = Path("CONTRIBUTING.md")
 HEADER = "| module | mutants | run | killed | date |\n|---|---|---|---|---|\n"
 MORE_TESTS = {  # of other packages, for modules that are tested through them
-    "modules": ["tests/models/test_discovery.py", "tests/models/test_meta_device.py"],
+    "programs": ["tests/contracts/test_contracts.py"],
+    "modules": ["tests/models/test_discovery.py", "tests/contracts/test_contracts.py"],
     "models": ["tests/inference/test_predictor.py"],
 }
 
