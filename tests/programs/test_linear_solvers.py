@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import sparse
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cutslots
 from cutslots import EqualityQP, GraphCut
@@ -209,6 +210,67 @@ def test_a_matrix_is_factored_once(rng, monkeypatch):
     assert len(made) == 1
     SparseFactor(matrix, CPU, torch.float64)
     assert len(made) == 2, "another layer has another factor"
+
+
+def test_solvers_of_ops_follow_the_tolerance(rng):
+    for tolerance, kind in ((0.0, linear_solvers._Cholesky), (1e-9, linear_solvers._ConjugateGradients)):
+        csr = CSR.of(spd_matrix(rng, 6), CPU, torch.float64)
+        spd_solve(torch.ones(6, 1, dtype=torch.float64), *csr, tolerance)
+        assert type(linear_solvers._SOLVERS[csr.values]) is kind
+
+
+def test_matrices_have_the_precision_of_their_layer(rng):
+    """A factor is computed from float64 whatever its own precision."""
+    matrix = spd_matrix(rng, 6)
+    for dtype in (torch.float32, torch.float64):
+        product = SparseMatrix.of(matrix, CPU, dtype)
+        assert product.csr.values.dtype == product.transposed.values.dtype == dtype
+        assert ConjugateGradients(matrix, CPU, dtype, 0.1).csr.values.dtype == dtype
+        assert SparseFactor(matrix.astype(np.float32), CPU, dtype).csr.values.dtype == torch.float64
+    assert DenseFactor(np.eye(2), torch.device("meta"), torch.float32).L.is_meta
+
+
+def test_fake_tensors_are_traced(rng):
+    """The ops stand for solvers and products, which have no fake implementations."""
+    matrix = spd_matrix(rng, 6)
+    solver, product = SparseFactor(matrix, CPU, torch.float64), SparseMatrix.of(matrix[:4], CPU, torch.float64)
+    assert not linear_solvers._is_traced(torch.empty(2))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(6, 2, dtype=torch.float64)
+        assert linear_solvers._is_traced(x)
+        assert (
+            solver(x).shape == (6, 2) and product.matmul(x).shape == (4, 2) and product.T.matmul(x[:4]).shape == (6, 2)
+        )
+
+
+def test_cholespy_takes_128_columns_on_cuda():
+    class OnCUDA(torch.Tensor):
+        is_cuda = True
+
+    solver, widths = linear_solvers._Cholesky.__new__(linear_solvers._Cholesky), []
+    solver._solve = lambda rhs: widths.append(rhs.shape[1]) or 2 * rhs
+    for columns, expected in ((128, [128]), (129, [128, 1]), (300, [128, 128, 44])):
+        rhs = torch.randn(3, columns)
+        assert torch.equal(torch.Tensor(solver(rhs.as_subclass(OnCUDA))), 2 * rhs) and widths == expected
+        widths.clear()
+    solver(torch.randn(3, 300))
+    assert widths == [300], "on the CPU any number"
+
+
+def test_factors_are_released_at_exit(monkeypatch):
+    class Factor:
+        solver = None
+
+    factor = Factor()
+    factor.solver = object()
+    monkeypatch.setattr(linear_solvers, "_FACTORS", {factor})
+    for _ in range(2):  # also if it is released already
+        linear_solvers._release_solvers()
+        assert not vars(factor)
+
+
+def test_divisions_by_zero_are_by_one():
+    assert linear_solvers._nonzero(torch.tensor([0.0, 2.0, -3.0])).tolist() == [1.0, 2.0, -3.0]
 
 
 # ------------------------------------------------------------------------------------------------------------ in layers

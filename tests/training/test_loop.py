@@ -387,3 +387,63 @@ def test_the_weights_of_processes_are_the_same(tmp_path):
     assert next(
         loop._prepare_model(plain, tmp_path / "run", types.SimpleNamespace(world_size=1, device="meta")).parameters()
     ).is_meta
+
+
+@pytest.mark.parametrize("world_size, device, converted", [(1, "cuda", 0), (2, "cuda", 1), (2, "cpu", 0)])
+def test_processes_on_cuda_share_the_statistics_of_batch_normalisation(
+    tmp_path, monkeypatch, world_size, device, converted
+):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.BatchNorm2d(3)
+
+        def to(self, device):
+            self.moved = device
+            return self
+
+    model, given = Model(), []
+    fabric = types.SimpleNamespace(world_size=world_size, device=types.SimpleNamespace(type=device))
+    monkeypatch.setattr(loop, "channels_last", lambda _: model)
+    monkeypatch.setattr(torch.nn.SyncBatchNorm, "convert_sync_batchnorm", lambda each: given.append(each) or each)
+    expected = pytest.raises(ValueError, match=r"^batch normalisation needs one process or CUDA: ")
+    with expected if device == "cpu" else contextlib.nullcontext():
+        assert loop._prepare_model(small(tmp_path / "run"), tmp_path / "run", fabric).moved is fabric.device
+    assert given == [model] * converted
+
+
+def test_groups_of_a_part_have_the_learning_rate_of_the_run_unless_they_say_so(monkeypatch):
+    model = build(small(None).model)
+    first, *others = model.encoder.parameters()
+    groups = [{"params": [first]}, {"params": others, "lr_scale": 0.5}]
+    monkeypatch.setattr(model.encoder, "parameter_groups", lambda: groups, raising=False)
+    found = loop.parameter_groups(model)
+    assert [group["lr_scale"] for group in found[:2]] == [1.0, 0.5]
+    assert sorted(id(p) for group in found for p in group["params"]) == sorted(map(id, model.parameters()))
+
+
+def test_consecutive_frames_are_all_that_a_model_of_images_takes():
+    with pytest.raises(ValueError, match=r"^max_frame_gap is 2; a model of images expects 1$"):
+        validate(small(None, max_frame_gap=2))
+
+
+def test_the_loader_starts_at_the_step_with_the_curriculum(tmp_path, monkeypatch):
+    train(small(tmp_path / "run", max_steps=2))
+    given, curriculum = [], []
+
+    def loader(*arguments):
+        given.extend(arguments)
+        raise InterruptedError
+
+    monkeypatch.setattr(loop, "curriculum", lambda *arguments: curriculum.extend(arguments) or "scenes")
+    monkeypatch.setattr(loop, "TrainLoader", loader)
+    with contextlib.suppress(InterruptedError):
+        train(small(tmp_path / "run", max_steps=4))
+    data, config, fabric, step, scenes = given
+    assert (len(data), config.max_steps, fabric.world_size, step, scenes) == (24, 4, 1, 2, "scenes")
+    assert curriculum == [config, fabric, 24, 2]
+
+
+def test_a_gradient_that_is_not_finite_is_reported_by_the_logger(tmp_path):
+    with pytest.raises(ValueError, match=r"^the .* is (nan|inf) at step \d+; "):
+        train(small(tmp_path / "run", lr=60_000, grad_clip=0.0))
