@@ -234,13 +234,12 @@ def test_fake_tensors_are_traced(rng):
     """The ops stand for solvers and products, which have no fake implementations."""
     matrix = spd_matrix(rng, 6)
     solver, product = SparseFactor(matrix, CPU, torch.float64), SparseMatrix.of(matrix[:4], CPU, torch.float64)
+    transposed = product.T
     assert not linear_solvers._is_traced(torch.empty(2))
     with FakeTensorMode(allow_non_fake_inputs=True):
         x = torch.empty(6, 2, dtype=torch.float64)
-        assert linear_solvers._is_traced(x)
-        assert (
-            solver(x).shape == (6, 2) and product.matmul(x).shape == (4, 2) and product.T.matmul(x[:4]).shape == (6, 2)
-        )
+        assert linear_solvers._is_traced(x) and solver(x).shape == (6, 2)
+        assert product.matmul(x).shape == (4, 2) and transposed.matmul(x[:4]).shape == (6, 2)
 
 
 def test_cholespy_takes_128_columns_on_cuda():

@@ -1,3 +1,6 @@
+import copy
+import re
+
 import numpy as np
 import osqp
 import pytest
@@ -9,6 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from cutslots import EqualityQP, Graph
 from cutslots.programs.graph import SparseQP
+from cutslots.programs.qp import _norm, check_positive, linear_map
 from tests.conftest import DEVICES
 from tests.programs.literal import solve_literal
 
@@ -213,6 +217,155 @@ def test_error_tells_conditioning_from_rank(rng, kind, dtype):
     A = nearly_parallel(rng, 0.0) * np.array([[1.0], [1e5], [1e-5], [1.0]])
     with pytest.raises(ValueError, match=r"A \(4 x 9\) has dependent rows: a combination of rows 0, 2 is zero"):
         EqualityQP(KINDS[kind](A), np.zeros(4)).to(dtype)
+
+
+# ---------------------------------------------------------------------------------------------------------- linear maps
+
+
+MATRIX = torch.tensor([[1.0, 2.0, 0.0], [0.0, -1.0, 3.0]], dtype=torch.float64)
+
+
+def product(x, traced=False):
+    """Return Mx for x (..., 3), which autograd differentiates by M' alone."""
+    return linear_map(x, lambda x: x.detach() @ MATRIX.T, lambda y: y.detach() @ MATRIX, traced=traced)
+
+
+def test_a_linear_map_has_derivatives_of_any_order_in_both_modes():
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(product(x), x @ MATRIX.T)
+    assert gradcheck(product, x, check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(lambda x: product(x.square()).square(), x)
+    (jacobian,) = torch.autograd.functional.jacobian(lambda x: product(x), (x[0].detach(),), vectorize=True)
+    assert torch.equal(jacobian, MATRIX)
+    assert torch.equal(torch.func.jacfwd(product)(x[0].detach()), MATRIX)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_a_linear_map_under_vmap(dim):
+    x = torch.randn(2, 4, 3, dtype=torch.float64)
+    torch.testing.assert_close(torch.func.vmap(product, dim, dim)(x.movedim(0, dim)), (x @ MATRIX.T).movedim(0, dim))
+
+
+def test_a_linear_map_runs_without_autocast():
+    seen = []
+
+    def apply(x):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return x
+
+    for traced in (False, True):
+        with torch.autocast("cpu", torch.bfloat16):
+            linear_map(torch.ones(2, requires_grad=True), apply, apply, traced=traced).sum().backward()
+            assert torch.is_autocast_enabled("cpu")
+    assert len(seen) == 4 and not any(seen[::2])
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_compiled_linear_map(traced):
+    """With `traced`, compiled code differentiates the operations inside, here without the adjoint."""
+    torch.compiler.reset()
+    adjoint = (lambda y: y @ MATRIX) if not traced else None
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    compiled = torch.compile(
+        lambda x: linear_map(x, lambda x: x @ MATRIX.T, adjoint, traced=traced), backend="aot_eager", fullgraph=True
+    )
+    torch.testing.assert_close(compiled(x), x @ MATRIX.T)
+    (grad,) = torch.autograd.grad(compiled(x).sum(), x)
+    torch.testing.assert_close(grad, MATRIX.sum(0).expand(4, 3))
+
+
+# -------------------------------------------------------------------------------------------------------------- details
+
+
+def test_defaults_and_repr(rng):
+    """gamma is 0.5, as in the paper."""
+    A, b, _ = random_qp(rng)
+    c = torch.randn(12)
+    assert torch.equal(EqualityQP(A, b)(c), EqualityQP(A, b, 0.5)(c))
+    assert repr(EqualityQP(A, b)) == "EqualityQP(12 variables, 5 constraints, dense A)"
+    assert repr(EqualityQP(sparse.csr_array(A), b)) == "EqualityQP(12 variables, 5 constraints, sparse A)"
+
+
+@pytest.mark.parametrize("shapes", [((12,), (4, 5)), ((4, 12), (5,)), ((3, 1, 12), (4, 5))])
+def test_batches_of_c_and_b_broadcast(rng, shapes):
+    A, b, gamma = random_qp(rng)
+    qp = EqualityQP(A, b, gamma).double()
+    c, b = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
+    z = qp(c, b)
+    batch = torch.broadcast_shapes(c.shape[:-1], b.shape[:-1])
+    assert z.shape == (*batch, 12)
+    torch.testing.assert_close(z @ torch.tensor(A).T, b.expand(*batch, 5))
+    one = (0,) * len(batch)
+    torch.testing.assert_close(z[one], qp(c.expand(*batch, 12)[one], b.expand(*batch, 5)[one]))
+
+
+def test_rows_of_equal_norms_are_not_scaled(rng):
+    A, b, _ = random_qp(rng)
+    A /= np.linalg.norm(A, axis=1, keepdims=True)
+    for kind in (KINDS["dense"], KINDS["scipy"]):
+        assert EqualityQP(kind(A), b, 1.0)._scale is None
+        scaled = EqualityQP(kind(A * np.array([[1.0], [1.0], [1.0], [8.0], [0.25]])), b, 1.0)
+        assert scaled._scale.ravel().tolist() == [1.0, 1.0, 1.0, 0.125, 4.0], "powers of two"
+
+
+def test_pickles_hold_no_factor(rng):
+    A, b, gamma = random_qp(rng)
+    for kind in (KINDS["dense"], KINDS["scipy"]):
+        assert not {"_solver", "A", "At"} & EqualityQP(kind(A), b, gamma).__getstate__().keys()
+
+
+def test_sparse_tensors_with_empty_columns(rng):
+    """The last variable is in no constraint."""
+    A, b, _ = random_qp(rng)
+    A[:, -2:] = 0
+    c = torch.randn(12)
+    torch.testing.assert_close(EqualityQP(torch.tensor(A).to_sparse(), b)(c), EqualityQP(A, b)(c))
+
+
+def test_norm_of_a_matrix(rng):
+    S = rng.standard_normal((6, 6))
+    S = S @ S.T
+    assert 0.9 * np.linalg.norm(S, 2) < _norm(S) <= np.linalg.norm(S, 2) * (1 + 1e-12)
+    assert _norm(np.zeros((3, 3))) == 0.0
+
+
+@pytest.mark.parametrize("rows, listed", [(8, "0, 1, 2, 3, 4, 5, 6, 7"), (9, "0, 1, 2, 3, 4, 5, 6, 7, ...")])
+def test_at_most_eight_rows_are_listed(rows, listed):
+    A = np.concatenate([np.eye(rows - 1, rows + 3), np.ones((1, rows - 1)) @ np.eye(rows - 1, rows + 3)])
+    with pytest.raises(ValueError, match=rf"a combination of rows {re.escape(listed)} is zero or nearly so; "):
+        EqualityQP(A, np.zeros(rows))
+
+
+def test_messages_about_types():
+    qp = EqualityQP([[1.0, 1.0]], [1.0])
+    with pytest.raises(TypeError, match=r"^c is a list; expected a torch\.Tensor of torch\.float32$"):
+        qp([0.0, 0.0])
+    message = (
+        "c has dtype torch.float64, but the EqualityQP is torch.float32: convert the layer with .double(), or cast c"
+    )
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        qp(torch.zeros(2).double())
+    message = (
+        "c has dtype torch.float32, but the EqualityQP is torch.float64: convert the layer with .float(), or cast c"
+    )
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        copy.deepcopy(qp).double()(torch.zeros(2))
+    message = "c has dtype torch.int64, but the EqualityQP is torch.float32: cast c to torch.float32"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        qp(torch.zeros(2).long())
+    with pytest.raises(ValueError, match=r"^gamma contains 1 NaN or infinite entry; expected finite numbers$"):
+        EqualityQP([[1.0, 1.0]], [1.0], [1.0, np.nan])
+    with pytest.raises(ValueError, match=r"^c has shape \(\), but A is 1 x 2: expected \(..., 2\)$"):
+        qp(torch.tensor(0.0))
+
+
+@pytest.mark.parametrize("value", [1e-6, 1.0, 10**6])
+def test_positive_numbers(value):
+    checked = check_positive("gamma", value)
+    assert checked == value and isinstance(checked, float)
+    for wrong in (0.9e-6, 1.1e6, -1.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match=rf"^gamma is {wrong}; expected a number from 1e-06 to 1,000,000$"):
+            check_positive("gamma", wrong)
 
 
 def test_bad_input(rng):
