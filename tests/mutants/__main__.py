@@ -76,13 +76,12 @@ def main() -> None:
         write_table(everything, made)
 
 
-def choose(mutants: list[Mutant], count: int | None) -> list[Mutant]:
-    """Return the mutants that a test can kill, or a sample of them."""
-    mutants = [mutant for mutant in mutants if mutant.change not in equivalent()[mutant.path]]
-    if count is None or count >= len(mutants):
-        return mutants
-    chosen = set(random.Random(0).sample(range(len(mutants)), count))
-    return [mutant for i, mutant in enumerate(mutants) if i in chosen]
+def choose(mutants: list[Mutant], count: int | None = None) -> list[Mutant]:
+    """Return the mutants, or a sample of them, without those that are equivalent to the original."""
+    chosen = range(len(mutants))
+    if count is not None and count < len(mutants):
+        chosen = sorted(random.Random(0).sample(chosen, count))
+    return [mutants[i] for i in chosen if mutants[i].change not in equivalent()[mutants[i].path]]
 
 
 def prepare(
@@ -260,7 +259,7 @@ def write_table(everything: dict[str, list[Mutant]], made: dict[str, list[Mutant
         killed, ended = count(path, mutants)
         name = path.removeprefix("cutslots/")
         percent = f"{100 * killed / max(ended, 1):.1f} %"
-        rows[name] = f"| `{name}` | {len(choose(everything[path], None))} | {ended} | {percent} | {date.today()} |"
+        rows[name] = f"| `{name}` | {len(choose(everything[path]))} | {ended} | {percent} | {date.today()} |"
     TABLE.write_text(f"{before}{header}{chr(10).join(rows[name] for name in sorted(rows))}\n\n{after}")
 
 

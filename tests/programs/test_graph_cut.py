@@ -1,4 +1,5 @@
 import copy
+import types
 
 import numpy as np
 import pytest
@@ -273,6 +274,44 @@ def test_choice_between_factor_and_conjugate_gradients(monkeypatch):
     for fill, n, expected in ((31, 2048, "cg"), (30, 2048, "cholesky"), (31, 2047, "cholesky")):
         monkeypatch.setattr(graph_cut, "estimate_fill", lambda matrix, fill=fill: fill * matrix.nnz)
         assert choose_sparse_solver(eye(n)) == expected
+
+
+@pytest.mark.parametrize(
+    "device, vertices, solver, expected",
+    [
+        ("cuda", 4608, None, ["dense"]),
+        ("cuda", 4609, None, ["factor", "sparse"]),
+        ("cpu", 3, None, ["factor", "sparse"]),
+        ("cuda", 3, "cholesky", ["factor", "sparse"]),
+        ("cuda", 3, "cg", ["iterations", "sparse"]),
+        ("cpu", 3, "inverse", ["dense"]),
+    ],
+)
+def test_operators_by_device_and_size(monkeypatch, device, vertices, solver, expected):
+    """The inverse is the default on CUDA for at most 4,608 vertices, those of a 64x64 image with terminals."""
+    made, where = [], types.SimpleNamespace(type=device)
+    for name, kind in (("dense", "DenseOperators"), ("factor", "SparseFactor"), ("iterations", "ConjugateGradients")):
+        monkeypatch.setattr(graph_cut, kind, lambda *given, name=name: made.append((name, *given)) or name)
+    monkeypatch.setattr(graph_cut, "SparseOperators", lambda *given: made.append(("sparse", *given)) or "sparse")
+    monkeypatch.setattr(graph_cut, "choose_sparse_solver", lambda matrix: "cholesky")
+    graph = types.SimpleNamespace(reduced_matrix=lambda: "matrix", num_vertices=vertices)
+    layer = types.SimpleNamespace(graph=graph, solver=solver, device=where, dtype=torch.float32, tolerance=0.5)
+    assert GraphCut._make_operators(layer) == expected[-1] and [call[0] for call in made] == expected
+    for call in made:
+        assert where in call and torch.float32 in call, "the constants are made for the layer"
+    assert graph_cut.MAX_DENSE_VERTICES >= 64 * 64 + 2
+
+
+def test_pickles_hold_no_constants():
+    cut = GraphCut([[0, 1]], 3)
+    assert not {"_operators", "_p_at_zero"} & cut.__getstate__().keys()
+
+
+def test_messages_name_the_argument():
+    with pytest.raises(ValueError, match=r"^gamma is 0; expected a number from 1e-06 to 1,000,000$"):
+        GraphCut([[0, 1]], 3, gamma=0)
+    with pytest.raises(TypeError, match=r"^w is a list; expected a torch\.Tensor of torch\.float32$"):
+        GraphCut([[0, 1]], 3)([1.0])
 
 
 def test_a_layer_on_the_meta_device_computes_nothing():
