@@ -327,6 +327,34 @@ def test_kernels_are_for_float32_images_on_supported_devices(monkeypatch, shape,
     fft, plain = grid_cut._choose_solver((2, 193), torch.device("meta"), torch.float32)
     assert type(fft) is dct.FFTDCT and type(plain) is GridOperators, "a device without kernels"
     assert next(fft.buffers()).is_meta
+    monkeypatch.setattr(Kernels, "is_supported", staticmethod(lambda device: True))
+    fft, _ = grid_cut._choose_solver((2, 193), torch.device("meta"), torch.float32)
+    assert type(fft) is Kernels.TritonFFTDCT and next(fft.buffers()).is_meta
+
+
+def test_kernels_get_the_transforms_of_x_and_y(monkeypatch):
+    calls = []
+    names = ("vertices", "vertices_adjoint", "divergence", "differences")
+    recorders = {name: lambda *given, name=name: calls.append((name, *given)) or name for name in names}
+    monkeypatch.setattr(grid_cut, "kernels", types.SimpleNamespace(**recorders))
+    transform = dct.MatmulDCT((3, 4), torch.device("cpu"), torch.float32)
+    fused = FusedOperators((3, 4))
+    assert fused.vertices("w", transform, "spectrum") == "vertices"
+    assert fused.vertices_adjoint("p", transform, "spectrum") == "vertices_adjoint"
+    assert fused.divergence("w") == "divergence" and TiledOperators((3, 4)).differences("p") == "differences"
+    x, y = transform.matrix(-1), transform.matrix(-2)
+    for call, (name, first) in zip(calls, (("vertices", "w"), ("vertices_adjoint", "p")), strict=False):
+        assert call[:2] == (name, first) and call[2] is x and call[3] is y and call[4:] == ("spectrum",)
+    assert calls[2:] == [("divergence", "w"), ("differences", "p")]
+
+
+def test_constants_are_computed_on_the_cpu_and_moved():
+    with torch.device("meta"):
+        cut = GridCut((3, 4))
+        assert cut._response().device.type == "cpu"
+    assert cut._spectrum.is_meta and all(buffer.is_meta for buffer in cut._dct.buffers())
+    cut.use_matmul()
+    assert all(buffer.is_meta for buffer in cut._dct.buffers())
 
 
 @pytest.mark.parametrize(
