@@ -12,6 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from cutslots import EqualityQP, Graph
 from cutslots.programs.graph import SparseQP
+from cutslots.programs.linear_solvers import DenseFactor, SparseFactor, SparseMatrix
 from cutslots.programs.qp import _norm, check_positive, linear_map
 from tests.conftest import DEVICES
 from tests.programs.literal import solve_literal
@@ -274,6 +275,24 @@ def test_a_compiled_linear_map(traced):
     torch.testing.assert_close(grad, MATRIX.sum(0).expand(4, 3))
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_what_a_compiler_sees_of_a_linear_map(monkeypatch, traced):
+    """The adjoint is not the transpose here, which shows what is differentiated: `apply` or `adjoint`."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    seen = []
+
+    def apply(x):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return 2 * x
+
+    x = torch.ones(3, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = linear_map(x, apply, lambda y: 7 * y, traced=traced)
+    assert y.tolist() == [2.0] * 3 and seen == [False]
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    assert grad.tolist() == [2.0 if traced else 7.0] * 3
+
+
 # -------------------------------------------------------------------------------------------------------------- details
 
 
@@ -320,6 +339,40 @@ def test_sparse_tensors_with_empty_columns(rng):
     A[:, -2:] = 0
     c = torch.randn(12)
     torch.testing.assert_close(EqualityQP(torch.tensor(A).to_sparse(), b)(c), EqualityQP(A, b)(c))
+
+
+def test_dense_matrices_stay_dense(rng):
+    A, b, _ = random_qp(rng)
+    assert isinstance(EqualityQP(A, b).A, torch.Tensor) and isinstance(EqualityQP(A, b)._solver, DenseFactor)
+    layer = EqualityQP(sparse.csr_array(A), b)
+    assert isinstance(layer.A, SparseMatrix) and isinstance(layer._solver, SparseFactor)
+
+
+def test_a_layer_on_the_meta_device_computes_when_it_is_called(rng):
+    A, b, gamma = random_qp(rng)
+    with torch.device("meta"):
+        layer = EqualityQP(A, b, gamma)
+    assert not hasattr(layer, "_solver")
+    c = torch.randn(12)
+    assert torch.equal(layer(c), EqualityQP(A, b, gamma)(c))
+
+
+def test_finite_numbers_are_not_seen_under_vmap(rng):
+    A, b, gamma = random_qp(rng)
+    qp, c = EqualityQP(A, b, gamma), torch.randn(3, 12)
+    torch.testing.assert_close(torch.func.vmap(qp)(c), qp(c))
+
+
+@pytest.mark.parametrize("gamma", [1.0, 4.0, 0.01])
+def test_condition_number_by_hand(gamma):
+    """The rows (1, 0) and (1, d) have singular values of sqrt(2) and d / sqrt(2), nearly, for any gamma."""
+    message = (
+        "A (2 x 3) has full rank but a condition number of 2e+09, with rows scaled to equal norms and columns divided "
+        "by the square root of gamma; expected at most 7e+06: rows 0, 1 are nearly dependent; "
+        "replace one of them by their difference, or drop it"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        EqualityQP([[1.0, 0.0, 0.0], [1.0, 1e-9, 0.0]], [0.0, 0.0], gamma)
 
 
 def test_norm_of_a_matrix(rng):
