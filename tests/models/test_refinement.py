@@ -19,6 +19,7 @@ from cutslots.models.refinement import (
     MIN_OVERLAP,
     SlotOverlap,
     cut_masks,
+    edge_capacities,
     high_recall_masks,
     merge_slots,
     merge_video_slots,
@@ -162,6 +163,8 @@ def test_defaults_are_recorded():
         "background_weight": 0.02,
         "min_confidence": 0.55,
         "min_overlap": 0.00125,
+        "capacity": 6.0,
+        "edge_sigma": 0.09,
     }
 
 
@@ -377,17 +380,60 @@ def test_min_overlap_is_an_argument():
     assert merge_slots(statistics, 1e9).tolist() != [list(range(5))] * 2
     assert merge_slots(statistics, 1e9, min_overlap=1.0).tolist() == [list(range(5))] * 2
     posterior = posterior_masks(case, image)
-    assert torch.equal(refine_masks(case, image, merge_threshold=1e9, min_overlap=1.0), posterior)
-    (masks,) = refine_video_masks([case], image[:, None], merge_threshold=1e9, min_overlap=1.0)
+    assert torch.equal(refine_masks(case, image, merge_threshold=1e9, min_overlap=1.0, capacity=0.0), posterior)
+    (masks,) = refine_video_masks([case], image[:, None], merge_threshold=1e9, min_overlap=1.0, capacity=0.0)
     assert torch.equal(masks, posterior)
+
+
+def test_capacity_and_edge_sigma_are_arguments():
+    case, image = random_case(4)
+    merged = refine_masks(case, image, capacity=0.0)
+    for capacity, edge_sigma in ((1.0, 0.09), (6.0, 0.5)):
+        expected = cut_masks(merged, image, capacity, edge_sigma)
+        assert torch.equal(refine_masks(case, image, capacity=capacity, edge_sigma=edge_sigma), expected)
+        options = {"merge_threshold": MERGE_THRESHOLD, "capacity": capacity, "edge_sigma": edge_sigma}
+        assert torch.equal(refine_video_masks([case], image[:, None], **options)[0], expected)
+    assert torch.equal(cut_masks(merged, image), cut_masks(merged, image, 6.0, 0.09)), "the defaults"
+
+
+def test_capacities_by_hand():
+    """Two columns that differ by 0.3 in one channel, two rows that are equal. Channels: right, left, down, up."""
+    image = torch.zeros(1, 3, 2, 2)
+    image[0, 1, :, 1] = 0.3
+    w = edge_capacities(image, 2.0, 0.3)
+    across, along = 2 * math.exp(-0.5), 2.0
+    expected = [
+        [[across, 0], [across, 0]],
+        [[0, across], [0, across]],
+        [[along, along], [0, 0]],
+        [[0, 0], [along, along]],
+        [[0, 0], [0, 0]],
+        [[0, 0], [0, 0]],
+    ]
+    torch.testing.assert_close(w[0], torch.tensor(expected))
+
+
+def test_masks_below_e_to_the_minus_10_are_none():
+    masks = torch.full((1, 2, 4, 4), math.exp(-10.1))
+    masks[:, 0] = 1 - masks[:, 1]
+    assert cut_masks(masks, torch.rand(1, 3, 4, 4))[0, 1].max() == 0
+    masks[:, 1] = math.exp(-9.9)
+    assert cut_masks(masks, torch.rand(1, 3, 4, 4))[0, 1].min() > 0
+
+
+def test_cuts_are_computed_in_float32():
+    case, image = random_case(1)
+    for dtype in (torch.float16, torch.bfloat16):
+        cut = cut_masks(case.masks.to(dtype), image)
+        assert cut.dtype == torch.float32 and cut.isfinite().all()
 
 
 def test_pixel_sigma_is_an_argument():
     case, image = random_case(4)
     for pixel_sigma in (0.1, 0.5):
         expected = posterior_masks(case, image, pixel_sigma)
-        assert torch.equal(refine_masks(case, image, pixel_sigma, -1.0), expected)
-        assert torch.equal(refine_video_masks([case], image[:, None], pixel_sigma, -1.0)[0], expected)
+        assert torch.equal(refine_masks(case, image, pixel_sigma, -1.0, capacity=0.0), expected)
+        assert torch.equal(refine_video_masks([case], image[:, None], pixel_sigma, -1.0, capacity=0.0)[0], expected)
 
 
 def test_masks_of_each_kind():
