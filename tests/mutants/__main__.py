@@ -17,6 +17,7 @@ import gc
 import hashlib
 import importlib
 import importlib.util
+import itertools
 import json
 import pickle
 import random
@@ -253,14 +254,16 @@ def count(path: str, made: list[Mutant]) -> tuple[int, int]:
 def write_table(everything: dict[str, list[Mutant]], made: dict[str, list[Mutant]]) -> None:
     """Replace or add the rows of modules in the table of the docs."""
     before, header, rest = TABLE.read_text().partition(HEADER)
-    table, _, after = rest.partition("\n\n")
-    rows = {row.split("`")[1]: row for row in table.splitlines()}
+    lines = rest.splitlines()
+    old = list(itertools.takewhile(lambda line: line.startswith("| `"), lines))
+    rows = {row.split("`")[1]: row for row in old}
     for path, mutants in made.items():
         killed, ended = count(path, mutants)
         name = path.removeprefix("cutslots/")
         percent = f"{100 * killed / max(ended, 1):.1f} %"
         rows[name] = f"| `{name}` | {len(choose(everything[path]))} | {ended} | {percent} | {date.today()} |"
-    TABLE.write_text(f"{before}{header}{chr(10).join(rows[name] for name in sorted(rows))}\n\n{after}")
+    after = "\n".join([*(rows[name] for name in sorted(rows)), *lines[len(old) :]])
+    TABLE.write_text(f"{before}{header}{after}\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from cutslots import EqualityQP, Graph
 from cutslots.programs.graph import SparseQP
 from cutslots.programs.linear_solvers import DenseFactor, SparseFactor, SparseMatrix
-from cutslots.programs.qp import _norm, check_positive, linear_map
+from cutslots.programs.qp import _norm, _row_scales, check_positive, linear_map
 from tests.conftest import DEVICES
 from tests.programs.literal import solve_literal
 
@@ -327,6 +327,28 @@ def test_rows_of_equal_norms_are_not_scaled(rng):
         assert scaled._scale.ravel().tolist() == [1.0, 1.0, 1.0, 0.125, 4.0], "powers of two"
 
 
+@pytest.mark.parametrize("kind", ["dense", "scipy"])
+def test_scaled_rows_have_similar_norms(rng, kind):
+    """In the metric of G, within a factor of two; also rows with few and with many entries, and rows of zeros."""
+    A = np.zeros((4, 64))
+    A[0, 0], A[1, 1:], A[2] = 3.0, 3.0, 1e-5 * rng.standard_normal(64)
+    gamma = 10.0 ** rng.uniform(-3, 3, 64)
+    matrix = KINDS["scipy"](A).tocsr() if kind == "scipy" else A
+    scale = _row_scales(matrix, gamma)
+    assert np.array_equal(np.log2(scale), np.round(np.log2(scale))), "powers of two"
+    norms = np.linalg.norm(scale[:, None] * A / np.sqrt(gamma), axis=1)[:3]
+    assert norms.max() <= 2 * norms.min()
+    assert np.array_equal(_row_scales(np.ones((3, 5)), np.ones(5)), np.ones(3))
+
+
+def test_float32_matrices_are_computed_with_in_float64(rng):
+    A, b, gamma = (x.astype(np.float32) for x in random_qp(rng))
+    c = torch.tensor(rng.standard_normal(12))
+    expected = EqualityQP(A.astype(float), b.astype(float), gamma.astype(float)).double()(c)
+    found = EqualityQP(torch.tensor(A), torch.tensor(b), torch.tensor(gamma)).double()(c)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
+
+
 def test_pickles_hold_no_factor(rng):
     A, b, gamma = random_qp(rng)
     for kind in (KINDS["dense"], KINDS["scipy"]):
@@ -410,6 +432,8 @@ def test_messages_about_types():
         EqualityQP([[1.0, 1.0]], [1.0], [1.0, np.nan])
     with pytest.raises(ValueError, match=r"^c has shape \(\), but A is 1 x 2: expected \(..., 2\)$"):
         qp(torch.tensor(0.0))
+    with pytest.raises(ValueError, match=r"^b has shape \(3,\), but A is 1 x 2: expected \(..., 1\)$"):
+        qp(torch.zeros(2), torch.zeros(3))
 
 
 @pytest.mark.parametrize("value", [1e-6, 1.0, 10**6])
