@@ -34,7 +34,7 @@ from cutslots.app.security import MAX_UPLOAD
 from cutslots.app.sources import Source, generate_scene, open_upload
 from cutslots.inference.coco import add_annotations, new_coco
 from cutslots.inference.prediction import draw_overlay, mask_files
-from cutslots.inference.predictor import is_unfamiliar, predict_image, unfamiliar_sentence, upsample_labels
+from cutslots.inference.predictor import is_unfamiliar, predict_image, unfamiliar_sentence
 from cutslots.inference.tracking import find_merges, track_frames
 from cutslots.models.checkpoints import checkpoint_file, checkpoint_names, load
 from cutslots.models.discovery import Discovery
@@ -74,6 +74,7 @@ class ViewState(NamedTuple):
 
     source: Source
     masks: Tensor  # (T, K, h, w), sum to one over K
+    labels: np.ndarray  # (T, H, W) uint8: the slot of every pixel of the frames, not merged
     slot_reconstructions: np.ndarray  # (T, K, h, w, 3) uint8
     reconstructions: np.ndarray  # (T, h, w, 3) uint8
     seconds: float  # run time
@@ -117,6 +118,7 @@ def discover(
     return ViewState(
         source,
         torch.stack([prediction.soft_masks for prediction in predictions]),
+        np.stack([prediction.labels for prediction in predictions]),
         np.stack([to_uint8(output.slot_reconstructions) for output in outputs]),
         np.stack([to_uint8(output.reconstruction) for output in outputs]),
         time.perf_counter() - start,
@@ -162,8 +164,7 @@ def merged_masks(view: ViewState) -> Tensor:
 
 def segment(view: ViewState) -> Segmentation:
     """Return the slot of every pixel of the frame shown."""
-    width, height = view.source.frames[view.frame].size
-    labels, _ = upsample_labels(merged_masks(view), (height, width))
+    labels = np.array(view.merged_into, np.uint8)[view.labels[view.frame]]
     scores = np.zeros(len(view.merged_into))
     np.maximum.at(scores, list(view.merged_into), view.slot_scores[view.frame])
     return Segmentation(labels, scores, np.bincount(labels.ravel(), minlength=len(view.merged_into)) / labels.size)

@@ -3,6 +3,7 @@
 prepare.py      paths, PIL images, arrays and tensors as the tensors that a model takes
 coco.py         masks in COCO's format
 prediction.py   Prediction: labels, masks, boxes, scores, overlay and files of one image
+outlines.py     outlines of refined masks at the resolution of the image
 predictor.py    from an image in memory to a Prediction: preprocess, crop, refine, upsample
 predict.py      `cutslots predict`: images to files
 video.py        reading and writing videos, frame by frame

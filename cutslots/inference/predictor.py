@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from cutslots.inference.outlines import sharpen_outlines
 from cutslots.inference.prediction import MAX_PIXELS, Prediction, strips
 from cutslots.inference.prepare import Box, Images, Resize, fit_image, open_images
 from cutslots.models.discovery import Discovery, DiscoveryOutput, check_finite
@@ -60,7 +61,7 @@ def predict_image(
     posterior = refine_masks(frame.output, frame.pixels, capacity=0)  # what is done to it next is no probability
     refined = cut_masks(posterior, frame.pixels)
     shown = high_recall_masks(refined) if masks == "high-recall" else refined
-    return make_prediction(model, frame, shown, name, values=posterior)
+    return make_prediction(model, frame, shown, name, values=posterior, sharpen=masks == "refined")
 
 
 class Frame(NamedTuple):
@@ -98,20 +99,25 @@ def make_prediction(
     name: str,
     background: int | None = None,
     values: Tensor | None = None,
+    sharpen: bool = False,
 ) -> Prediction:
     """Return the prediction for masks (1, K, h, w). Scores are means of `values` (1, K, h, w), by default the masks.
 
-    `background` is that of an earlier frame; by default it is found in the labels.
+    `background` is that of an earlier frame; by default it is found in the labels. With `sharpen` the outlines in an
+    image larger than the masks follow its edges.
     """
     image, soft = frame.image, masks[0].float().cpu()
     size = (image.height, image.width)
     labels, scores = upsample_labels(soft, size, None if values is None else values[0].float().cpu())
+    background = find_background(labels) if background is None else background
+    if sharpen and image.height * image.width > soft[0].numel():
+        labels = sharpen_outlines(labels, soft, image, background)
     familiarity = _familiarity(model, frame)
     return Prediction(
         name=name,
         image=image,
         labels=labels,
-        background=find_background(labels) if background is None else background,
+        background=background,
         slot_scores=scores * (1.0 if familiarity is None else familiarity),
         soft_masks=soft,
         output=DiscoveryOutput(*(None if x is None else x[0].cpu() for x in frame.output)),

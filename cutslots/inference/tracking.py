@@ -80,7 +80,7 @@ def track_frames(
         if merges is not None:
             values = merge_masks(posterior_masks(frame.output, frame.pixels), merges)
             masks = cut_masks(values, frame.pixels)
-        prediction = make_prediction(model, frame, masks, f"frame_{number}", background, values)
+        prediction = make_prediction(model, frame, masks, f"frame_{number}", background, values, merges is not None)
         background = prediction.background
         yield prediction
 

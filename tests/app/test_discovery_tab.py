@@ -148,9 +148,9 @@ def test_model_and_image_may_have_any_height_and_width():
     masks[0, 0, :, :3] = masks[0, 1, :, 3:] = 1
     source = Source("tall", [Image.new("RGB", (20, 50), "red")])
     slot_reconstructions = np.full((1, 2, 4, 6, 3), 100, dtype=np.uint8)
-    view = tab.ViewState(
-        source, masks, slot_reconstructions, slot_reconstructions[:, 0], 0.0, (0, 1), np.ones((1, 2)), selected=1
-    )
+    labels = np.broadcast_to(np.arange(20, dtype=np.uint8) >= 10, (1, 50, 20)).astype(np.uint8)
+    images = (slot_reconstructions, slot_reconstructions[:, 0])
+    view = tab.ViewState(source, masks, labels, *images, 0.0, (0, 1), np.ones((1, 2)), selected=1)
     segmentation = tab.segment(view)
     assert (segmentation.labels == (np.arange(20) >= 10)).all() and segmentation.labels.shape == (50, 20)
     assert tab.overlay_image(view, segmentation).shape == (50, 20, 3)
