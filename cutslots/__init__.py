@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cutslots.inference.prediction import Prediction, to_coco
     from cutslots.inference.predictor import predict_images
     from cutslots.inference.prepare import prepare_images
+    from cutslots.inference.segmentation import Segmentation, segment
     from cutslots.inference.tracking import track_video
     from cutslots.models.checkpoints import load
     from cutslots.models.discovery import Discovery, DiscoveryConfig, DiscoveryOutput, build
@@ -74,6 +75,7 @@ _NAMES = {  # the public names of each module; a module that is public itself is
     "inference.prepare": "prepare_images",
     "inference.prediction": "Prediction to_coco",
     "inference.predictor": "predict_images",
+    "inference.segmentation": "Segmentation segment",
     "inference.tracking": "track_video",
     "registry": "load_plugins",
 }
@@ -113,6 +115,7 @@ __all__ = [
     "Prediction",
     "Sample",
     "Scenes",
+    "Segmentation",
     "SlotAttention",
     "SlotModule",
     "SlotsConfig",
@@ -133,6 +136,7 @@ __all__ = [
     "prepare_images",
     "refine_masks",
     "refine_video_masks",
+    "segment",
     "to_coco",
     "track_clip",
     "track_video",

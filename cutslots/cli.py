@@ -180,6 +180,31 @@ def track(
     track(checkpoint, video, out, device, association, overlay, overwrite, resize, plugins, masks, background)
 
 
+def segment(
+    image: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE")],
+    scribbles: Path,
+    out: Out,
+    capacity: float = 40.0,
+    overwrite: bool = False,
+) -> None:
+    """Segment a photograph by scribbles, without training: labels, soft masks, overlay.
+
+    Color models of the marks and the edges of the image give the weights of a minimum cut.
+
+    Args:
+        image: A photograph, or any image.
+        scribbles: An image of the same size, best a PNG. Every color marks one label; black or transparent pixels are
+            not marked.
+        out: The folder to write to.
+        capacity: How strongly neighbors of one color are held together. Larger values give smoother outlines.
+        overwrite: Replace what an earlier command wrote to the folder.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as for predict
+    from cutslots.inference.segment import segment_file
+
+    segment_file(image, scribbles, out, capacity, overwrite)
+
+
 def export(
     checkpoint: Checkpoint,
     out: Out,
@@ -331,6 +356,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "predict": predict,
     "track": track,
+    "segment": segment,
     "export": export,
     "app": app,
     "generate": generate,

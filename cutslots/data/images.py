@@ -93,7 +93,7 @@ def read_image(file: Path) -> Image.Image:
         image.info = {}  # metadata would be written with whatever is made of the image
         return image
 
-    return _open(file, convert)
+    return open_file(file, convert)
 
 
 def _fix_ycbcr(image: Image.Image) -> Image.Image:
@@ -152,7 +152,7 @@ def read_mask(file: Path, size: tuple[int, int]) -> np.ndarray:
             raise ValueError(f"it is {mask.size[0]}x{mask.size[1]}, its image {size[0]}x{size[1]}")
         return np.asarray(mask).astype(np.uint8)
 
-    return _open(file, convert)
+    return open_file(file, convert)
 
 
 def check_image(image: Image.Image) -> None:
@@ -165,7 +165,7 @@ def check_image(image: Image.Image) -> None:
         raise ValueError(f"it has {image.width}x{image.height} pixels; expected sides of at most {MAX_SIDE:,}")
 
 
-def _open(file: Path, convert: Callable[[Image.Image], Any]) -> Any:
+def open_file(file: Path, convert: Callable[[Image.Image], Any]) -> Any:
     """Return `convert` of the image. Every error becomes a ValueError that names the file."""
     try:
         if file.exists() and not file.is_file():  # opening a pipe would wait for a writer

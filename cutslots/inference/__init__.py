@@ -9,4 +9,6 @@ predict.py      `cutslots predict`: images to files
 video.py        reading and writing videos, frame by frame
 tracking.py     from a video to a Prediction for every frame
 track.py        `cutslots track`: a video to files
+segmentation.py from an image and scribbles to a Segmentation, by minimum cuts
+segment.py      `cutslots segment`: the same as files
 """

@@ -107,10 +107,20 @@ class GridEdges:
 
 
 def solve(
-    edges: Edges, lo: Tensor, hi: Tensor, c: Tensor, step: Tensor | float, tolerance: float, max_iterations: int
+    edges: Edges,
+    lo: Tensor,
+    hi: Tensor,
+    c: Tensor,
+    step: Tensor | float,
+    tolerance: float,
+    max_iterations: int,
+    initial: Tensor | None = None,
 ) -> Dual:
-    """Solve B problems at once: lo and hi (B, M), c (B, N). All run until the last one has converged."""
-    y = torch.zeros_like(hi)
+    """Solve B problems at once: lo and hi (B, M), c (B, N). All run until the last one has converged.
+
+    `initial` (B, M) is the y to start from, between lo and hi; zero by default.
+    """
+    y = torch.zeros_like(hi) if initial is None else initial
     z, t, check, period = y, torch.ones(len(c), 1, dtype=c.dtype, device=c.device), FIRST_CHECK, FIRST_CHECK
     found: Dual | None = None
     for k in range(max_iterations + 1):
@@ -213,14 +223,17 @@ def region_means(x: Tensor, regions: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------- compiled
 
 
-def solve_grids_compiled(w: Tensor, tolerance: float, max_iterations: int) -> Dual | None:
-    """Solve grids w (B, channels, *shape) on the CPU by compiled code; None if there is none."""
+def solve_grids_compiled(
+    w: Tensor, tolerance: float, max_iterations: int, initial: Tensor | None = None
+) -> Dual | None:
+    """Solve grids w (B, channels, *shape) on the CPU by compiled code; None if there is none. See `solve`."""
     library = native.load(SOURCE, w.dtype) if w.device.type == "cpu" else None
     if library is None:
         return None
     w, batch, shape = w.contiguous(), len(w), w.shape[2:]
     frames, (height, width) = shape[0] if len(shape) == 3 else 0, shape[-2:]
-    y = w.new_zeros(batch, len(shape) * math.prod(shape))
+    size = (batch, len(shape) * math.prod(shape))
+    y = w.new_zeros(size) if initial is None else initial.reshape(size).clone()  # the C code writes to it
     sizes = [ctypes.c_int64(n) for n in (batch, frames, height, width)]
     return _call(library.solve_grids, [_pointer(w), *sizes], y, math.prod(shape), tolerance, max_iterations)
 

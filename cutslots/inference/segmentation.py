@@ -1,0 +1,332 @@
+"""Interactive segmentation of photographs by scribbles and minimum cuts, without training.
+
+The user marks some pixels of every label. A mixture of Gaussians for each label models the colors of its marks, and the
+minimum cut finds the labels of all other pixels (Boykov and Jolly 2001; Rother et al. 2004):
+
+    evidence     log-likelihood ratio of the pixel's color, of a label against the best other one. A uniform density
+                 with a small weight is part of every mixture, so colors that no mark has are evidence for no label.
+    capacity     capacity * exp(-|x_u - x_v|^2 / (2 sigma^2)) between neighbors, sigma^2 the mean of |x_u - x_v|^2
+    marks        have an evidence that exceeds all capacities of a pixel, so no cut can change their label
+
+Two labels are one minimum cut, which is exact. More labels are one cut for each against the rest, and the label of a
+pixel is the one with the largest p. That is no exact minimum over all labelings; alpha-expansion is not used.
+`alpha` is the softmax of p / 2 over labels: for two labels, the sigmoid of p of the first one.
+
+Shapes: L labels, H W the image.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image
+from scipy.cluster.vq import kmeans2
+from torch import Tensor
+
+from cutslots.data.images import open_file
+from cutslots.files import write_atomically, write_json
+from cutslots.inference.prediction import strips
+from cutslots.inference.prepare import ImageLike, open_image
+from cutslots.models.refinement import edge_capacities
+from cutslots.programs.min_cut_pyramid import solve_pyramid
+from cutslots.viz.images import blend_colors, encode_png
+from cutslots.viz.palette import PALETTE
+
+CAPACITY = 40.0
+TOLERANCE = 1e-3  # of the duality gap; below it a cut of 1 megapixel changes in less than 1 of 1,000 pixels
+MAX_ITERATIONS = 1_000  # of each level of the pyramid
+MAX_LABELS = 20  # more colors are those of a photograph or of blurred strokes
+MAX_CUT_PIXELS = 64_000_000  # pixels times cuts: about 6 GB of memory
+
+COMPONENTS = 8  # of a mixture
+MAX_SAMPLES = 5_000  # marked pixels that a mixture is fitted to
+MIN_VARIANCE = 1e-4  # added to the covariances, for colors in [0, 1]
+OUTLIERS = 0.01  # weight of the uniform density in a mixture
+STRIP = 2**16  # pixels that are processed at once: what is computed for them stays in the cache
+
+Scribbles: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor
+
+
+class Marks(NamedTuple):
+    """The pixels that a user marked."""
+
+    labels: np.ndarray  # (H, W) int16, -1 where nothing is marked
+    colors: np.ndarray  # (L, 3) uint8: of each label
+
+
+class Mixture(NamedTuple):
+    """A mixture of Gaussians over colors in [0, 1]."""
+
+    weights: np.ndarray  # (K,)
+    means: np.ndarray  # (K, 3)
+    covariances: np.ndarray  # (K, 3, 3)
+
+
+@dataclass(frozen=True, eq=False)
+class Segmentation:
+    """The labels of an image. Label k is row k of `colors`, `alpha` and `p`."""
+
+    image: Image.Image
+    """The image, RGB."""
+    colors: np.ndarray
+    """(L, 3) uint8: the color of each label in the scribbles, in ascending order."""
+    labels: np.ndarray
+    """(H, W) uint8: the label of every pixel, from 0."""
+    alpha: np.ndarray
+    """(L, H, W) float32 in [0, 1]: soft masks, which sum to one."""
+    p: np.ndarray
+    """(L, H, W) float32: the solution of each label's minimum cut against the rest, in units of log-likelihood."""
+    gap: float
+    """The largest duality gap of the cuts, relative to their values."""
+    iterations: int
+    """The most iterations of a cut at full resolution."""
+
+    def overlay(self) -> Image.Image:
+        """Return the image with every pixel in the color of its label."""
+        image = self.image.copy()
+        for rows in strips(self.labels.shape, STRIP):
+            strip = np.asarray(self.image.crop((0, rows.start, image.width, rows.stop)))
+            image.paste(Image.fromarray(blend_colors(strip, self.colors[self.labels[rows]])), (0, rows.start))
+        return image
+
+    def cutout(self, label: int) -> Image.Image:
+        """Return the image with the soft mask of a label as transparency, RGBA."""
+        image = self.image.copy()
+        image.putalpha(Image.fromarray(_to_bytes(self.alpha[label])))
+        return image
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the contents of result.json; its labels are from 1, as those of all files."""
+        areas = np.bincount(self.labels.ravel(), minlength=len(self.colors))
+        labels = [
+            {"label": k + 1, "color": color.tolist(), "area": int(area)}
+            for k, (color, area) in enumerate(zip(self.colors, areas, strict=True))
+        ]
+        height, width = self.labels.shape
+        return {
+            "width": width,
+            "height": height,
+            "labels": labels,
+            "gap": self.gap,
+            "iterations": self.iterations,
+        }
+
+    def save(self, folder: str | Path) -> None:
+        """Write labels.png, overlay.png, alpha_01.png ... and, last, result.json. Old alpha_*.png are removed."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "result.json").unlink(missing_ok=True)
+        for old in folder.glob("alpha_*.png"):
+            old.unlink()
+        for k, alpha in enumerate(self.alpha):
+            write_atomically(folder / alpha_name(k), encode_png(_to_bytes(alpha)))
+        labels = Image.fromarray(self.labels + np.uint8(1)).convert("P")
+        labels.putpalette(bytes(3) + self.colors.tobytes())
+        write_atomically(folder / "labels.png", encode_png(labels))
+        write_atomically(folder / "overlay.png", encode_png(self.overlay()))
+        write_json(folder / "result.json", self.to_dict())
+
+
+def alpha_name(label: int) -> str:
+    """Return the name of the file of a label's soft mask."""
+    return f"alpha_{label + 1:02d}.png"
+
+
+def _to_bytes(alpha: np.ndarray) -> np.ndarray:
+    return (alpha * 255).round().astype(np.uint8)
+
+
+def segment(image: ImageLike, scribbles: Scribbles, capacity: float = CAPACITY) -> Segmentation:
+    """Segment an image by scribbles: a `Segmentation`, without training.
+
+    Args:
+        image: A path, a PIL image, an array or a tensor; see `prepare_images`.
+        scribbles: The marks, at the size of the image. An image file or PIL image: every color is one label; black or
+            transparent pixels are unmarked. An array or tensor (H, W) of integers: every value is one label; 0 is
+            unmarked. Labels are numbered in ascending order of (R, G, B), or of their values.
+        capacity: How strongly neighbors of one color are held together. Larger values give smoother outlines.
+
+    >>> image = np.zeros((40, 60, 3), np.uint8)
+    >>> image[:, 25:] = (250, 200, 0)
+    >>> marks = np.zeros((40, 60), int)
+    >>> marks[20, 5], marks[20, 50] = 1, 2
+    >>> print(segment(image, marks).labels[0].sum())  # pixels of the second label in a row
+    35
+    """
+    if not capacity >= 0 or capacity == np.inf:
+        raise ValueError(f"capacity is {capacity}; expected a number of at least 0")
+    photograph = open_image(image)
+    marks = read_scribbles(scribbles, photograph.size)
+    cuts = 1 if len(marks.colors) == 2 else len(marks.colors)
+    if cuts * marks.labels.size > MAX_CUT_PIXELS:
+        most = MAX_CUT_PIXELS // cuts
+        raise ValueError(f"image has {marks.labels.size:,} pixels; expected at most {most:,} for {cuts} cuts")
+    pixels = np.asarray(photograph)
+    w = cut_weights(pixels, marks, capacity)
+    found = solve_pyramid(w, TOLERANCE, MAX_ITERATIONS)
+    p = found.q.view(len(w), *marks.labels.shape)
+    p = torch.cat([p, -p]) if len(marks.colors) == 2 else p
+    labels, alpha = _hard_labels(p, marks.labels), _alpha(p, marks.labels)
+    gap, iterations = float(found.gap.max()), int(found.iterations.max())
+    return Segmentation(photograph, marks.colors, labels, alpha, p.numpy(), gap, iterations)
+
+
+def cut_weights(pixels: np.ndarray, marks: Marks, capacity: float) -> Tensor:
+    """Return the weights of a `MinCut` for each label (L, 6, H, W); for two labels, those of the first alone."""
+    evidence = label_evidence(color_densities(pixels, marks), marks.labels, capacity)
+    evidence = evidence[:1] if len(evidence) == 2 else evidence
+    w = neighbor_capacities(pixels, capacity).expand(len(evidence), -1, -1, -1).clone()
+    w[:, -2], w[:, -1] = evidence.clamp(min=0), -evidence.clamp(max=0)
+    return w
+
+
+def neighbor_capacities(pixels: np.ndarray, capacity: float) -> Tensor:
+    """Return the weights of a `MinCut` (1, 6, H, W) between neighbors, those of the terminals zero."""
+    x = torch.from_numpy(pixels / np.float32(255)).permute(2, 0, 1)[None]
+    squares = [x.diff(dim=axis).square().sum(1) for axis in (2, 3)]
+    mean = sum(float(s.sum(dtype=torch.float64)) for s in squares) / max(1, sum(s.numel() for s in squares))
+    return edge_capacities(x, capacity, max(mean, 1 / 255**2) ** 0.5)  # one gray level, for an image of one color
+
+
+def label_evidence(densities: Tensor, marks: np.ndarray, capacity: float) -> Tensor:
+    """Return source - sink (L, H, W) of each label against the rest, from log-densities (L, H, W).
+
+    A marked pixel has more than its four capacities can add up to: its own p has the sign of its mark.
+    """
+    best, second = densities.topk(2, 0).values
+    evidence = densities - torch.where(densities == best, second, best)
+    hard = 4 * capacity + 1
+    for k, row in enumerate(evidence):
+        row[torch.from_numpy(marks >= 0)] = -hard
+        row[torch.from_numpy(marks == k)] = hard
+    return evidence
+
+
+def _hard_labels(p: Tensor, marks: np.ndarray) -> np.ndarray:
+    return np.where(marks >= 0, marks, p.argmax(0).numpy()).astype(np.uint8)
+
+
+def _alpha(p: Tensor, marks: np.ndarray) -> np.ndarray:
+    alpha: np.ndarray = (p / 2).softmax(0).numpy()
+    for k, row in enumerate(alpha):
+        row[marks >= 0] = 0
+        row[marks == k] = 1
+    return alpha
+
+
+# ------------------------------------------------------------------------------------------------------- color models
+
+
+def color_densities(pixels: np.ndarray, marks: Marks) -> Tensor:
+    """Return the log-density (L, H, W) of each pixel's color under the mixture of each label's marks."""
+    mixtures = [fit_mixture(_sample(pixels[marks.labels == k])) for k in range(len(marks.colors))]
+    out = torch.empty(len(mixtures), *marks.labels.shape)
+    for rows in strips(marks.labels.shape, STRIP):
+        x = torch.from_numpy(pixels[rows].reshape(-1, 3) / np.float32(255))
+        for k, mixture in enumerate(mixtures):
+            out[k, rows] = log_density(x, mixture).view(out[k, rows].shape)
+    return out
+
+
+def _sample(colors: np.ndarray) -> np.ndarray:
+    """Return colors (n, 3) in [0, 1], at most MAX_SAMPLES of them, evenly spaced."""
+    index = np.linspace(0, len(colors) - 1, min(len(colors), MAX_SAMPLES)).astype(int)
+    return colors[index] / 255.0
+
+
+def fit_mixture(colors: np.ndarray) -> Mixture:
+    """Fit a Gaussian to each of the clusters that k-means finds in colors (n, 3). The result is deterministic."""
+    clusters = min(COMPONENTS, len(np.unique(colors, axis=0)))
+    with warnings.catch_warnings(action="ignore"):  # of an empty cluster, which is left out
+        _, cluster = kmeans2(colors, clusters, minit="++", seed=0)
+    parts = [colors[cluster == k] for k in np.unique(cluster)]
+    weights = np.array([len(part) for part in parts]) / len(colors)
+    covariances = [np.cov(part.T, bias=True) + MIN_VARIANCE * np.eye(3) for part in parts]
+    return Mixture(weights, np.stack([part.mean(0) for part in parts]), np.stack(covariances))
+
+
+def log_density(x: Tensor, mixture: Mixture) -> Tensor:
+    """Return the log-density (n,) of colors x (n, 3), float32, under a mixture with a uniform part.
+
+    The quadratic forms of all Gaussians are one matrix product of 1, x and the squares of x around the mean color.
+    """
+    center = mixture.weights @ mixture.means
+    precision = np.linalg.inv(mixture.covariances)
+    offset = mixture.means - center
+    linear = np.einsum("kij,kj->ki", precision, offset)
+    log_norm = np.log(mixture.weights * (1 - OUTLIERS)) - np.linalg.slogdet(2 * np.pi * mixture.covariances)[1] / 2
+    constant = log_norm - (linear * offset).sum(1) / 2
+    i, j = np.triu_indices(3)
+    squares = -precision[:, i, j] * np.where(i == j, 0.5, 1.0)
+    coefficients = torch.from_numpy(np.hstack([squares, linear, constant[:, None]]).astype(np.float32))
+    x = x - torch.from_numpy(center.astype(np.float32))
+    features = torch.cat([x[:, i] * x[:, j], x, torch.ones_like(x[:, :1])], 1)
+    likelihood = (coefficients @ features.T).clamp_max_(80).exp_().sum(0)  # exp(80) is finite
+    return likelihood.add_(OUTLIERS).log_()
+
+
+# ---------------------------------------------------------------------------------------------------------- scribbles
+
+
+def read_scribbles(scribbles: Scribbles, size: tuple[int, int]) -> Marks:
+    """Return the marks in scribbles for an image of `size` (width, height); see `segment`."""
+    if isinstance(scribbles, str | os.PathLike):
+        name, codes = str(scribbles), open_file(Path(scribbles), _color_codes)
+    elif isinstance(scribbles, Image.Image):
+        name, codes = "scribbles", _color_codes(scribbles, "scribbles")
+    else:
+        name, codes = "scribbles", _value_codes(scribbles)
+    height, width = codes.shape
+    if (width, height) != size:
+        raise ValueError(f"{name}: {width}x{height} pixels; expected {size[0]}x{size[1]}, the size of the image")
+    values = np.unique(codes)
+    values = values[values != 0]
+    if len(values) < 2:
+        what = "one label" if len(values) else "no marks"
+        raise ValueError(f"{name}: {what}; expected marks in at least two colors that are not black")
+    if len(values) > MAX_LABELS:
+        raise ValueError(
+            f"{name}: {len(values):,} colors; expected one for each label, at most {MAX_LABELS}: draw on a black or "
+            "transparent image with a brush without soft edges, and save it as PNG"
+        )
+    labels = np.searchsorted(values, codes).astype(np.int16)
+    labels[codes == 0] = -1
+    return Marks(labels, _colors(values, isinstance(scribbles, np.ndarray | Tensor)))
+
+
+def _colors(values: np.ndarray, are_numbers: bool) -> np.ndarray:
+    if are_numbers:
+        return PALETTE[1 : len(values) + 1]
+    return np.stack([values >> 16 & 255, values >> 8 & 255, values & 255], 1).astype(np.uint8)
+
+
+def _color_codes(image: Image.Image, name: str = "it") -> np.ndarray:
+    """Return each pixel's color as 256 * (256 R + G) + B, (H, W) int64; 0 where it is black or transparent."""
+    if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA"):
+        raise ValueError(f"{name} has mode {image.mode}; expected RGB, RGBA, a palette or 8-bit gray")
+    pixels = np.asarray(image.convert("RGBA")).astype(np.int32)
+    transparency, codes = pixels[..., 3], pixels[..., :3] @ np.array([1 << 16, 1 << 8, 1], dtype=np.int32)
+    if ((transparency > 0) & (transparency < 255)).any():
+        raise ValueError(f"{name} has half-transparent pixels; expected strokes without soft edges")
+    if (transparency == 0).any() and ((transparency > 0) & (codes == 0)).any():
+        raise ValueError(f"{name} has black and transparent pixels; expected one of them, for what is not marked")
+    return np.where(transparency > 0, codes, 0)
+
+
+def _value_codes(scribbles: np.ndarray | Tensor) -> np.ndarray:
+    if not isinstance(scribbles, np.ndarray | Tensor):
+        kinds = "a path, a PIL image, an array or a tensor"
+        raise TypeError(f"scribbles are a {type(scribbles).__name__}; expected {kinds}")
+    values = scribbles.detach().cpu().numpy() if isinstance(scribbles, Tensor) else scribbles
+    if values.ndim != 2 or values.dtype.kind not in "biu":
+        kind = f"{values.dtype} of shape {values.shape}"
+        raise ValueError(f"scribbles are {kind}; expected integers (H, W), 0 where nothing is marked")
+    if values.size and values.min() < 0:
+        raise ValueError(f"scribbles have the value {values.min()}; expected 0 where nothing is marked, labels from 1")
+    return values.astype(np.int64)
