@@ -185,6 +185,7 @@ def segment(
     scribbles: Path,
     out: Out,
     capacity: float = 40.0,
+    tolerance: float = 1e-3,
     overwrite: bool = False,
 ) -> None:
     """Segment a photograph by scribbles, without training: labels, soft masks, overlay.
@@ -197,12 +198,13 @@ def segment(
             not marked.
         out: The folder to write to.
         capacity: How strongly neighbors of one color are held together. Larger values give smoother outlines.
+        tolerance: The iterations stop at this duality gap, relative to the value of the cut problem.
         overwrite: Replace what an earlier command wrote to the folder.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as for predict
     from cutslots.inference.segment import segment_file
 
-    segment_file(image, scribbles, out, capacity, overwrite)
+    segment_file(image, scribbles, out, capacity, tolerance, overwrite)
 
 
 def export(

@@ -13,19 +13,27 @@ from pathlib import Path
 
 import cutslots
 from cutslots.files import Layout, output_folder
-from cutslots.inference.segmentation import CAPACITY, MAX_LABELS, alpha_name, segment
+from cutslots.inference.segmentation import CAPACITY, MAX_LABELS, TOLERANCE, alpha_name, segment
 
 FILES = {"labels.png", "overlay.png", "result.json", *map(alpha_name, range(MAX_LABELS))}
 
 
-def segment_file(image: Path, scribbles: Path, out: Path, capacity: float = CAPACITY, overwrite: bool = False) -> None:
+def segment_file(
+    image: Path,
+    scribbles: Path,
+    out: Path,
+    capacity: float = CAPACITY,
+    tolerance: float = TOLERANCE,
+    overwrite: bool = False,
+) -> None:
     """Write the segmentation of an image by scribbles to `out`. `overwrite` replaces an earlier one in the folder."""
-    found = segment(image, scribbles, capacity)  # before anything is written: the input may be bad
+    found = segment(image, scribbles, capacity, tolerance)  # before anything is written: the input may be bad
     request = {
         "command": "segment",
         "image": str(image),
         "scribbles": str(scribbles),
         "capacity": capacity,
+        "tolerance": tolerance,
         "version": cutslots.__version__,
     }
     with output_folder(out, Layout("segmentation", FILES, marker="result.json"), request, overwrite):

@@ -15,6 +15,7 @@ from .pages import DOCS, ROOT, TEXTS, blocks, commands, page_id
 SCRIPTS = {
     "idea.py": ["--out", "."],
     "shipped.py": ["--out", "shipped.png", "--scenes", "1"],
+    "segment.py": ["--out", "."],
     "own_dataset.py": [],
     "own_metric.py": ["--num-images", "16"],
 }

@@ -15,6 +15,7 @@ from skimage import data, transform
 
 import cutslots
 from cutslots import Graph, Segmentation, cli, exact, segment
+from cutslots.files import Notice
 from cutslots.inference import segmentation as module
 from cutslots.inference.segment import segment_file
 from cutslots.inference.segmentation import (
@@ -24,7 +25,7 @@ from cutslots.inference.segmentation import (
     cut_weights,
     fit_mixture,
     label_evidence,
-    log_density,
+    log_densities,
     neighbor_capacities,
     read_scribbles,
 )
@@ -162,13 +163,12 @@ def cut_value(w, side):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_two_labels_are_the_minimum_cut_of_maximum_flow(seed, monkeypatch):
-    monkeypatch.setattr(module, "TOLERANCE", 1e-6)
+def test_two_labels_are_the_minimum_cut_of_maximum_flow(seed):
     rng = np.random.default_rng(seed)
     image = rng.integers(0, 256, (9, 11, 3), dtype=np.uint8)
     scribbles = rng.choice(3, (9, 11), p=[0.8, 0.1, 0.1])
     scribbles[0, :2] = 1, 2
-    found = segment(image, scribbles, capacity=3.0)
+    found = segment(image, scribbles, capacity=3.0, tolerance=1e-6)
     w = cut_weights(image, read_scribbles(scribbles, (11, 9)), 3.0)[0]
     maximum = exact.min_cut(Graph.grid((9, 11)), w[torch.as_tensor(grid_edges((9, 11)))].double().numpy())
     assert cut_value(w, found.labels == 0) == pytest.approx(maximum.value, rel=1e-5)
@@ -181,7 +181,7 @@ def test_the_density_is_that_of_scipy():
     density = module.OUTLIERS * np.ones(200)
     for weight, mean, covariance in zip(*mixture, strict=True):
         density += (1 - module.OUTLIERS) * weight * multivariate_normal(mean, covariance).pdf(colors)
-    found = log_density(torch.tensor(colors, dtype=torch.float32), mixture)
+    (found,) = log_densities(torch.tensor(colors.T, dtype=torch.float32), [mixture])
     np.testing.assert_allclose(found, np.log(density), atol=1e-3)
 
 
@@ -192,7 +192,8 @@ def test_the_density_of_a_narrow_mixture_is_finite_and_exact():
     x = np.vstack([np.eye(3), means, np.add(means, (0.02, 0, 0.01)), [[0.5, 0.5, 0.5]]])
     density = sum(0.5 * multivariate_normal(m, module.MIN_VARIANCE * np.eye(3)).pdf(x) for m in means)
     expected = np.log(module.OUTLIERS + (1 - module.OUTLIERS) * density)
-    np.testing.assert_allclose(log_density(torch.tensor(x, dtype=torch.float32), mixture), expected, atol=0.02)
+    (found,) = log_densities(torch.tensor(x.T, dtype=torch.float32), [mixture])
+    np.testing.assert_allclose(found, expected, atol=0.02)
 
 
 def test_a_mixture_has_the_mean_and_the_covariance_of_its_clusters(monkeypatch):
@@ -413,7 +414,7 @@ def test_a_cutout_has_the_soft_mask_as_transparency(files):
 
 def test_the_command_has_the_defaults_of_python():
     defaults = dict(zip(cli.segment.__code__.co_varnames[3:], cli.segment.__defaults__, strict=False))
-    assert defaults["capacity"] == module.CAPACITY
+    assert (defaults["capacity"], defaults["tolerance"]) == (module.CAPACITY, module.TOLERANCE)
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input
@@ -448,6 +449,9 @@ def test_bad_arguments_are_one_sentence(files):
     for capacity in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=r"capacity is .*; expected a number of at least 0"):
             segment(image, dots(truth), capacity)
+    for tolerance in (0.0, 1.0, float("nan")):
+        with pytest.raises(ValueError, match=r"tolerance is .*; expected a number between 0 and 1"):
+            segment(image, dots(truth), tolerance=tolerance)
     with pytest.raises(ValueError, match=r"scribbles are float64 of shape \(60, 80\); expected integers"):
         segment(image, truth * 1.0)
     with pytest.raises(ValueError, match=r"scribbles are int64 of shape \(60, 80, 1\); expected integers"):
@@ -465,6 +469,13 @@ def test_bad_arguments_are_one_sentence(files):
     deep.save(files / "deep.png")
     with pytest.raises(ValueError, match=r"deep.png cannot be read as an image: it has mode I;16; expected RGB"):
         segment(image, files / "deep.png")
+
+
+def test_a_gap_that_is_not_reached_is_told(monkeypatch):
+    monkeypatch.setattr(module, "MAX_ITERATIONS", 2)
+    image, truth = regions(noise=90)
+    with pytest.warns(Notice, match=r"the cut has a duality gap of .* after 2 iterations; expected 0.001"):
+        segment(image, dots(truth))
 
 
 def test_too_many_pixels_are_refused(monkeypatch):
