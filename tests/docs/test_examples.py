@@ -16,6 +16,7 @@ SCRIPTS = {
     "idea.py": ["--out", "."],
     "shipped.py": ["--out", "shipped.png", "--scenes", "1"],
     "segment.py": ["--out", "."],
+    "minimum_cuts.py": ["--out", "."],
     "own_dataset.py": [],
     "own_metric.py": ["--num-images", "16"],
 }
@@ -60,6 +61,7 @@ def test_snippets_run(code, folder, monkeypatch):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_run(name, folder, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name, *SCRIPTS[name]])
+    monkeypatch.syspath_prepend(ROOT / "examples")  # as for a script
     runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
     assert capsys.readouterr().out
 

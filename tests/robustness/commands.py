@@ -49,6 +49,10 @@ def make_jobs(folder: Path) -> dict[str, Job]:
         Image.fromarray(noise).resize((80, 60)).save(images / f"{number % 4}.png")
     frames = [Image.fromarray(np.roll(noise, 3 * t, 1)) for t in range(10)]
     frames[0].save(folder / "video.gif", save_all=True, append_images=frames[1:], duration=100)
+    marks = np.zeros((60, 80), dtype=np.uint8)
+    marks[10:20, 10:70], marks[40:50, 10:70] = 100, 200
+    Image.fromarray(marks).save(folder / "marks.png")
+    photo, scribbles = str(folder / "images" / "0.png"), str(folder / "marks.png")
     video, source = str(folder / "video.gif"), str(folder / "clevrtex")
     return {
         "train": Job(lambda out: train_command(out, max_steps=16, checkpoint_minutes=0.001), None),
@@ -64,6 +68,7 @@ def make_jobs(folder: Path) -> dict[str, Job]:
         "predict": Job(lambda out: ["predict", "tiny-64", str(folder / "images"), "-o", str(out)], "coco.json"),
         "track": Job(lambda out: ["track", "tiny-64", video, "-o", str(out)], "tracks.json"),
         "track gif": Job(lambda out: ["track", "tiny-64", video, "-o", str(out), "--overlay", "gif"], "tracks.json"),
+        "segment": Job(lambda out: ["segment", photo, "--scribbles", scribbles, "-o", str(out)], "result.json"),
     }
 
 

@@ -4,7 +4,12 @@ import pytest
 
 from tests.soak import Soak
 
-COMMANDS = ["generate", "predict", "track"]  # tests/training and tests/data have such tests for train and prepare
+COMMANDS = [
+    "generate",
+    "predict",
+    "track",
+    "segment",
+]  # tests/training and tests/data have such tests for train and prepare
 
 
 @pytest.fixture(scope="module")
