@@ -23,17 +23,19 @@ def solve_pyramid(w: Tensor, tolerance: float, max_iterations: int) -> Dual:
 
     Every level stops at `tolerance` or after `max_iterations`. The gap and the iterations are those of the last level.
     """
-    edges = GridEdges((w.shape[2], w.shape[3]), w.device)
-    lo, hi = edges.bounds(w)
-    initial = None
-    if min(w.shape[2:]) > MIN_SIZE:
-        coarse = solve_pyramid(coarsen(w), tolerance, max_iterations)
-        initial = torch.minimum(torch.maximum(refine_flow(coarse.y, w), lo), hi)
+    initial = _coarse_flow(w, tolerance, max_iterations) if min(w.shape[2:]) > MIN_SIZE else None
     found = solve_grids_compiled(w, tolerance, max_iterations, initial)
     if found is None:
-        c = (w[:, -2] - w[:, -1]).flatten(1)
-        found = solve(edges, lo, hi, c, 1 / 8, tolerance, max_iterations, initial)
+        edges, c = GridEdges((w.shape[2], w.shape[3]), w.device), (w[:, -2] - w[:, -1]).flatten(1)
+        found = solve(edges, *edges.bounds(w), c, 1 / 8, tolerance, max_iterations, initial)
     return found
+
+
+def _coarse_flow(w: Tensor, tolerance: float, max_iterations: int) -> Tensor:
+    """Return the flow (B, 2 H W) of the coarse problem, within the capacities of w."""
+    flow = refine_flow(solve_pyramid(coarsen(w), tolerance, max_iterations).y, w)
+    lo, hi = GridEdges((w.shape[2], w.shape[3]), w.device).bounds(w)
+    return torch.minimum(torch.maximum(flow, lo), hi)
 
 
 def coarsen(w: Tensor) -> Tensor:

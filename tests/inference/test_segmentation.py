@@ -350,6 +350,15 @@ def test_gray_scribbles(tmp_path):
     np.testing.assert_array_equal(read_scribbles(torch.tensor(marks), (5, 4)).labels, found.labels)
 
 
+def test_scribbles_are_turned_upright_as_photographs_are(tmp_path):
+    marks = Image.fromarray(np.array([[10, 0, 0], [0, 0, 20]], dtype=np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # orientation: a quarter turn
+    marks.save(tmp_path / "marks.png", exif=exif)
+    found = read_scribbles(tmp_path / "marks.png", (2, 3))
+    np.testing.assert_array_equal(found.labels, np.rot90([[0, -1, -1], [-1, -1, 1]], -1))
+
+
 def test_the_command_writes_what_python_returns(files, monkeypatch, capsys):
     words = ["segment", str(files / "photo.png"), "--scribbles", str(files / "marks.png"), "-o", str(files / "out")]
     monkeypatch.setattr(sys, "argv", ["cutslots", *words])
