@@ -11,6 +11,8 @@
 
 #define FIRST_CHECK 10 /* iterations before the gap is computed; the period grows by a quarter each time */
 
+#define MAX_RATIO 32   /* of the gap to the tolerance, up to which the means over regions are tried */
+
 typedef REAL real;
 
 typedef struct {
@@ -60,6 +62,11 @@ static void restart(double *t, real *z, const real *y, int64_t n) {
     memcpy(z, y, n * sizeof(real));
     *t = 1;
     momentum(t);
+}
+
+/* Whether the means over regions may reach the tolerance. */
+static int is_near(double gap, double value, double tolerance, int last) {
+    return last || !isfinite(value) || gap <= MAX_RATIO * tolerance * value;
 }
 
 static double relative(double gap, double value) {
@@ -228,15 +235,18 @@ static int solve_grid(const real *channels, int64_t frames, int64_t height, int6
         if (k == checked || k >= max_iterations) {
             for (int64_t a = 0; a < g.slabs; a++) grid_vertices(&g, g.y, a);
             value = grid_value(&g, q, &gap);
-            grid_regions(&g, regions);
-            average(N, regions, q, mean, sum, count);
-            double rest, averaged = grid_value(&g, mean, &rest);
-            double better = averaged - (isfinite(value) ? value - gap : grid_dual(&g));
-            if (is_done(&gap, &value, better, averaged, tolerance, k >= max_iterations)) {
-                if (value == averaged) memcpy(q, mean, N * sizeof(real));
-                break;
-            }
             checked = k + period, period += period / 4;
+            if (is_near(gap, value, tolerance, k >= max_iterations)) {
+                double rest, averaged, better;
+                grid_regions(&g, regions);
+                average(N, regions, q, mean, sum, count);
+                averaged = grid_value(&g, mean, &rest);
+                better = averaged - (isfinite(value) ? value - gap : grid_dual(&g));
+                if (is_done(&gap, &value, better, averaged, tolerance, k >= max_iterations)) {
+                    if (value == averaged) memcpy(q, mean, N * sizeof(real));
+                    break;
+                }
+            }
         }
         if (grid_iteration(&g, momentum(&t)) > 0) restart(&t, memory, y, axes * N);
     }
@@ -281,11 +291,12 @@ static int solve_graph(const int32_t *u, const int32_t *v, int64_t M, int64_t N,
                 value += cost, gap += cost - y[e] * d, averaged += m > 0 ? hi[e] * m : m < 0 ? lo[e] * m : 0;
             }
             better = averaged - (isfinite(value) ? value - gap : dual);
-            if (is_done(&gap, &value, better, averaged, tolerance, k >= max_iterations)) {
+            checked = k + period, period += period / 4;
+            if (is_near(gap, value, tolerance, k >= max_iterations) &&
+                is_done(&gap, &value, better, averaged, tolerance, k >= max_iterations)) {
                 if (value == averaged) memcpy(q, mean, N * sizeof(real));
                 break;
             }
-            checked = k + period, period += period / 4;
         }
         double back = 0;
         real beta = momentum(&t);

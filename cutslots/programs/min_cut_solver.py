@@ -27,6 +27,7 @@ from cutslots.programs.graph import Shape, grid_axes
 
 SOURCE = Path(__file__).with_name("min_cut.c")
 MIN_VERTICES = 16_384  # a thread takes longer to start than to solve fewer
+MAX_RATIO = 32  # of the gap to the tolerance, up to which the means over regions are tried
 FIRST_CHECK = 10  # iterations before the first check of the gap; the period grows by a quarter each time
 
 
@@ -125,7 +126,7 @@ def solve(
     found: Dual | None = None
     for k in range(max_iterations + 1):
         if k in (check, max_iterations):
-            found = _keep_converged(found, evaluate(edges, lo, hi, c, y, k), tolerance)
+            found = _keep_converged(found, evaluate(edges, lo, hi, c, y, k, tolerance, k == max_iterations), tolerance)
             if bool(_is_done(found.gap, tolerance).all()):
                 break
             check, period = k + period, period + period // 4
@@ -151,19 +152,27 @@ def _keep_converged(old: Dual | None, new: Dual, tolerance: float) -> Dual:
     return Dual(*(torch.where(keep.view(-1, *[1] * (a.ndim - 1)), a, b) for a, b in zip(old, new, strict=True)))
 
 
-def evaluate(edges: Edges, lo: Tensor, hi: Tensor, c: Tensor, y: Tensor, iterations: int) -> Dual:
-    """Return the better of q and its means over regions, with its gap."""
+def evaluate(
+    edges: Edges, lo: Tensor, hi: Tensor, c: Tensor, y: Tensor, iterations: int, tolerance: float, last: bool
+) -> Dual:
+    """Return the better of q and its means over regions, with its gap.
+
+    Means are costly. They are tried where the gap of q is near the tolerance, and at the last iteration.
+    """
     q = c - edges.divergence(y)
-    regions = connect(*edges.ends, (lo < y) & (y < hi), q.shape[1])
-    mean = region_means(q, regions)
     value, gap = _value(edges, lo, hi, c, q, y)
-    averaged, _ = _value(edges, lo, hi, c, mean, y)
-    dual = torch.where(value.isfinite(), value - gap, ((c - q).double() * (c + q).double()).sum(1) / 2)
-    better = averaged <= value
-    value, gap = torch.where(better, averaged, value), torch.where(better, averaged - dual, gap)
+    near = (gap <= MAX_RATIO * tolerance * value) | ~value.isfinite() | last
+    regions = torch.zeros_like(q, dtype=torch.int32)
+    if bool(near.any()):
+        regions = connect(*edges.ends, (lo < y) & (y < hi), q.shape[1]).int()
+        mean = region_means(q, regions)
+        averaged, _ = _value(edges, lo, hi, c, mean, y)
+        dual = torch.where(value.isfinite(), value - gap, ((c - q).double() * (c + q).double()).sum(1) / 2)
+        better = near & (averaged <= value)
+        q = torch.where(better[:, None], mean, q)
+        value, gap = torch.where(better, averaged, value), torch.where(better, averaged - dual, gap)
     relative = torch.where(value.isfinite(), torch.where(gap > 0, gap / value, 0.0), value)
-    count = torch.full_like(relative, iterations, dtype=torch.int64)
-    return Dual(torch.where(better[:, None], mean, q), y, regions.int(), relative, count)
+    return Dual(q, y, regions, relative, torch.full_like(relative, iterations, dtype=torch.int64))
 
 
 def _value(edges: Edges, lo: Tensor, hi: Tensor, c: Tensor, q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
