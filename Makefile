@@ -36,6 +36,7 @@ bench: .venv/dev
 	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/solvers.py
 	$(BIN)/python benchmarks/slots.py
+	$(BIN)/python benchmarks/min_cut.py
 
 # Damaged files, SIGKILL, full disks. For longer: make soak MOMENTS=500 MINUTES=60
 MOMENTS ?= 50
