@@ -25,6 +25,7 @@ from cutslots.programs.min_cut import MinCut
 
 MARGIN = 2.0  # pixels of the mask around an object: an outline may move as far
 MAX_PIXELS = 1 << 20  # of a bounding box; a larger one is cut at a lower resolution
+MAX_IMAGE_PIXELS = 1 << 24  # of an image; a larger one would take gigabytes
 TOLERANCE, MAX_ITERATIONS = 2e-2, 100
 
 
@@ -47,8 +48,11 @@ def sharpen_outlines(labels: np.ndarray, masks: Tensor, image: Image.Image, back
     """Return labels (H, W) whose outlines follow the edges of the image.
 
     `labels` are the winners of masks (K, h, w), upsampled to the image. Every object gets the pixels of its cut. Where
-    no cut has a pixel it is of the background, where several have it, of the one with the largest p.
+    no cut has a pixel it is of the background, where several have it, of the one with the largest p. An image of more
+    than 16 megapixels keeps its labels.
     """
+    if labels.size > MAX_IMAGE_PIXELS:
+        return labels
     best, out = np.zeros(labels.shape, np.float32), np.full_like(labels, background)
     log_masks = masks.float().clamp_min(math.exp(MIN_LOG_MASK)).log()
     for slot in np.unique(labels):

@@ -57,6 +57,13 @@ def test_images_that_are_not_square():
     assert iou(sharp == 1, np.repeat(true, 2, 1) == 1) > 0.98
 
 
+def test_huge_images_keep_their_labels(monkeypatch):
+    monkeypatch.setattr(outlines, "MAX_IMAGE_PIXELS", SIZE * SIZE - 1)
+    _, image, masks = scene((45, 50, 22))
+    upsampled, _ = upsample_labels(masks, (SIZE, SIZE))
+    assert sharpen_outlines(upsampled, masks, image, 0) is upsampled
+
+
 def test_background_alone_stays_as_it_is():
     labels, image = np.zeros((40, 60), np.uint8), Image.new("RGB", (60, 40))
     assert np.array_equal(sharpen_outlines(labels, torch.ones(1, 4, 6), image, 0), labels)
