@@ -29,7 +29,7 @@ MAX_IMAGE_PIXELS = 1 << 24  # of an image; a larger one would take gigabytes
 TOLERANCE, MAX_ITERATIONS = 2e-2, 100
 
 
-class Box(NamedTuple):
+class BoundingBox(NamedTuple):
     top: int
     bottom: int
     left: int
@@ -65,13 +65,13 @@ def sharpen_outlines(labels: np.ndarray, masks: Tensor, image: Image.Image, back
     return out
 
 
-def find_box(mask: np.ndarray, scale: tuple[float, float]) -> Box:
+def find_box(mask: np.ndarray, scale: tuple[float, float]) -> BoundingBox:
     """Return the bounding box of a mask (H, W) with a margin. `scale` is the size of a pixel of the model."""
     edges = []
     for axis, size in enumerate(scale):
         inside, margin = np.flatnonzero(mask.any(1 - axis)), math.ceil(MARGIN * size)
         edges += [max(0, int(inside[0]) - margin), min(mask.shape[axis], int(inside[-1]) + 1 + margin)]
-    return Box(*edges)
+    return BoundingBox(*edges)
 
 
 def log_odds(log_masks: Tensor, slot: int) -> Tensor:
@@ -80,7 +80,7 @@ def log_odds(log_masks: Tensor, slot: int) -> Tensor:
     return log_masks[slot] - (others.amax(0) if len(others) else MIN_LOG_MASK)
 
 
-def cut_object(odds: Tensor, image: Image.Image, box: Box) -> np.ndarray:
+def cut_object(odds: Tensor, image: Image.Image, box: BoundingBox) -> np.ndarray:
     """Return p of the minimum cut of an object in its box: positive inside."""
     shrink = min(1.0, math.sqrt(MAX_PIXELS / math.prod(box.shape)))
     height, width = (max(1, round(shrink * n)) for n in box.shape)
@@ -100,7 +100,7 @@ def cut_object(odds: Tensor, image: Image.Image, box: Box) -> np.ndarray:
     return F.interpolate(p[None].clamp(-1, 1), box.shape, mode="bilinear", align_corners=False)[0, 0].numpy()
 
 
-def sample(x: Tensor, shape: tuple[int, int], box: Box, size: tuple[int, int]) -> Tensor:
+def sample(x: Tensor, shape: tuple[int, int], box: BoundingBox, size: tuple[int, int]) -> Tensor:
     """Return x (h, w), upsampled to an image of `shape`, in a box of the image: `size` samples, bilinear."""
     ends = ((box.top, box.bottom), (box.left, box.right))
     y, x_ = (

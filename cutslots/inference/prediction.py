@@ -42,7 +42,8 @@ class Prediction:
     slot_scores: np.ndarray
     """(K,) the score of every slot; see `scores`."""
     soft_masks: Tensor
-    """(K, h, w) float32 on the CPU: the masks that `labels` is the maximum of, at the resolution of the model."""
+    """(K, h, w) float32 on the CPU: the masks at the resolution of the model. `labels` is their maximum, upsampled; of
+    refined masks the outlines then follow the image."""
     output: DiscoveryOutput
     """Slots, decoder masks and reconstructions of the model, without batch axis and padding, on the CPU."""
     familiarity: float | None

@@ -33,12 +33,12 @@ from cutslots.programs.min_cut_solver import (
     Dual,
     Edges,
     GraphEdges,
-    GridEdges,
     best_level_set,
+    grid_problem,
     region_means,
     solve,
     solve_graphs_compiled,
-    solve_grids_compiled,
+    solve_grids,
 )
 from cutslots.programs.qp import SolverLayer, check_positive
 
@@ -132,7 +132,7 @@ class MinCut(_MinCutLayer):
         w = self._check(w)
         batch = w.shape[: w.ndim - len(self.shape) - 1]
         w = w.reshape(-1, *w.shape[len(batch) :])
-        return batch, lambda: _grid_problem(w), _apply(_Grid, min_cut_grid, w, self.tolerance, self.max_iterations)
+        return batch, lambda: grid_problem(w), _solve_grid(w, self.tolerance, self.max_iterations)
 
     def _flow_shape(self) -> tuple[int, ...]:
         return (len(self.shape), *self.shape)
@@ -202,7 +202,7 @@ class GraphMinCut(_MinCutLayer):
         both = a.new_zeros(a.shape[0], 2 * M).index_add(1, self._edge_index, a)  # u -> v of all pairs, then v -> u
         forward, backward, c = both[:, :M], both[:, M:], source - sink
         ends, limits = self._pairs.ends, (self.tolerance, self.max_iterations)
-        outputs = _apply(_Graph, min_cut_graph, forward, backward, c, *ends, self._step, *limits)
+        outputs = _solve_graph(forward, backward, c, *ends, self._step, *limits)
         return batch, lambda: (self._pairs, -backward, forward, c), outputs
 
     def _flow_shape(self) -> tuple[int, ...]:
@@ -229,16 +229,7 @@ class GraphMinCut(_MinCutLayer):
 @torch.library.custom_op("cutslots::min_cut_grid", mutates_args=())
 def min_cut_grid(w: Tensor, tolerance: float, max_iterations: int) -> Outputs:
     """Return q (B, *shape) and the rest of a `Dual` for w (B, channels, *shape), at gamma = 1."""
-    shape = tuple(w.shape[2:])
-    found = solve_grids_compiled(w, tolerance, max_iterations)
-    if found is None:
-        found = solve(*_grid_problem(w), 1 / (4 * len(shape)), tolerance, max_iterations)
-    return _outputs(found, shape, tolerance)
-
-
-def _grid_problem(w: Tensor) -> tuple[GridEdges, Tensor, Tensor, Tensor]:
-    edges = GridEdges(tuple(w.shape[2:]), w.device)
-    return edges, *edges.bounds(w), (w[:, -2] - w[:, -1]).flatten(1)
+    return _outputs(solve_grids(w, tolerance, max_iterations), tuple(w.shape[2:]), tolerance)
 
 
 @torch.library.custom_op("cutslots::min_cut_graph", mutates_args=())
@@ -360,33 +351,26 @@ min_cut_grid.register_autograd(_grid_backward, setup_context=_save_solution)
 min_cut_graph.register_autograd(_graph_backward, setup_context=_save_solution)
 
 
-class _Grid(torch.autograd.Function):
-    """`min_cut_grid` for torch.func, which does not support the gradients of operators."""
+def _differentiable(
+    operator: Callable[..., Outputs], backward_rule: Callable[..., Any], jvp_rule: Callable[..., Any]
+) -> Callable[..., Outputs]:
+    """Return the operator for torch.func and forward mode, which do not support the gradients of operators."""
 
-    generate_vmap_rule = True
-    backward = staticmethod(_grid_backward)
-    jvp = staticmethod(_grid_jvp)
-    setup_context = staticmethod(_save_solution)
+    class Call(torch.autograd.Function):
+        generate_vmap_rule = True
+        setup_context = staticmethod(_save_solution)
+        backward = staticmethod(backward_rule)
+        jvp = staticmethod(jvp_rule)
 
-    @staticmethod
-    def forward(*inputs: Any) -> Outputs:
-        return min_cut_grid(*inputs)
+        @staticmethod
+        def forward(*inputs: Any) -> Outputs:
+            return operator(*inputs)
 
-
-class _Graph(torch.autograd.Function):
-    generate_vmap_rule = True
-    backward = staticmethod(_graph_backward)
-    jvp = staticmethod(_graph_jvp)
-    setup_context = staticmethod(_save_solution)
-
-    @staticmethod
-    def forward(*inputs: Any) -> Outputs:
-        return min_cut_graph(*inputs)
+    return lambda *inputs: operator(*inputs) if torch.compiler.is_compiling() else Call.apply(*inputs)
 
 
-def _apply(function: type[torch.autograd.Function], operator: Callable[..., Outputs], *inputs: Any) -> Outputs:
-    """Call the operator in a trace and the function elsewhere."""
-    return operator(*inputs) if torch.compiler.is_compiling() else function.apply(*inputs)
+_solve_grid = _differentiable(min_cut_grid, _grid_backward, _grid_jvp)
+_solve_graph = _differentiable(min_cut_graph, _graph_backward, _graph_jvp)
 
 
 @min_cut_grid.register_vmap

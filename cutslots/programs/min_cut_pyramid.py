@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cutslots.programs.min_cut_solver import Dual, GridEdges, solve, solve_grids_compiled
+from cutslots.programs.min_cut_solver import Dual, GridEdges, solve_grids
 
 MIN_SIZE = 32  # of a side, in pixels: smaller images are solved directly
 
@@ -24,11 +24,7 @@ def solve_pyramid(w: Tensor, tolerance: float, max_iterations: int) -> Dual:
     Every level stops at `tolerance` or after `max_iterations`. The gap and the iterations are those of the last level.
     """
     initial = _coarse_flow(w, tolerance, max_iterations) if min(w.shape[2:]) > MIN_SIZE else None
-    found = solve_grids_compiled(w, tolerance, max_iterations, initial)
-    if found is None:
-        edges, c = GridEdges((w.shape[2], w.shape[3]), w.device), (w[:, -2] - w[:, -1]).flatten(1)
-        found = solve(edges, *edges.bounds(w), c, 1 / 8, tolerance, max_iterations, initial)
-    return found
+    return solve_grids(w, tolerance, max_iterations, initial)
 
 
 def _coarse_flow(w: Tensor, tolerance: float, max_iterations: int) -> Tensor:

@@ -229,6 +229,20 @@ def region_means(x: Tensor, regions: Tensor) -> Tensor:
     return (sums / counts.clamp_min(1)).gather(1, index).to(x.dtype)
 
 
+def grid_problem(w: Tensor) -> tuple[GridEdges, Tensor, Tensor, Tensor]:
+    """Return the edges, lo, hi and c of grids w (B, channels, *shape)."""
+    edges = GridEdges(tuple(w.shape[2:]), w.device)
+    return edges, *edges.bounds(w), (w[:, -2] - w[:, -1]).flatten(1)
+
+
+def solve_grids(w: Tensor, tolerance: float, max_iterations: int, initial: Tensor | None = None) -> Dual:
+    """Solve grids w (B, channels, *shape), by compiled code where there is some. `initial` is as for `solve`."""
+    found = solve_grids_compiled(w, tolerance, max_iterations, initial)
+    if found is None:
+        found = solve(*grid_problem(w), 1 / (4 * (w.ndim - 2)), tolerance, max_iterations, initial)
+    return found
+
+
 # ---------------------------------------------------------------------------------------------------------- compiled
 
 

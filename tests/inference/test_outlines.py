@@ -7,7 +7,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 from cutslots.inference import outlines
-from cutslots.inference.outlines import Box, find_box, log_odds, sample, sharpen_outlines
+from cutslots.inference.outlines import BoundingBox, find_box, log_odds, sample, sharpen_outlines
 from cutslots.inference.predictor import upsample_labels
 
 SIZE, SMALL = 160, 16
@@ -77,8 +77,8 @@ def test_a_single_slot_that_is_not_the_background():
 def test_boxes_have_a_margin_inside_the_image():
     mask = np.zeros((100, 80), bool)
     mask[30:41, 2:10] = True
-    assert find_box(mask, (5.0, 4.0)) == Box(20, 51, 0, 18)
-    assert find_box(np.ones((6, 7), bool), (5.0, 4.0)) == Box(0, 6, 0, 7)
+    assert find_box(mask, (5.0, 4.0)) == BoundingBox(20, 51, 0, 18)
+    assert find_box(np.ones((6, 7), bool), (5.0, 4.0)) == BoundingBox(0, 6, 0, 7)
 
 
 def test_odds_are_those_against_the_best_other_slot():
@@ -88,6 +88,6 @@ def test_odds_are_those_against_the_best_other_slot():
 
 
 def test_samples_of_a_box_are_a_crop_of_the_upsampled_mask():
-    x, box = torch.rand(5, 7), Box(3, 20, 6, 31)
+    x, box = torch.rand(5, 7), BoundingBox(3, 20, 6, 31)
     whole = F.interpolate(x[None, None], (30, 42), mode="bilinear", align_corners=False)[0, 0]
     torch.testing.assert_close(sample(x, (30, 42), box, box.shape), whole[box.slices], rtol=0, atol=1e-5)
