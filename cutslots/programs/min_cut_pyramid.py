@@ -1,4 +1,4 @@
-"""Minimum cuts of large images, coarse to fine.
+"""Minimum cuts of grids by the fastest code there is, and of large images coarse to fine.
 
 A step of the solver moves flow by one pixel, so a large image takes many. Here the image at half the size is solved
 first, and its flow is where the iterations start. That changes how many they are, not the solution.
@@ -13,9 +13,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cutslots.programs.min_cut_solver import Dual, GridEdges, solve_grids
+from cutslots.programs.min_cut_solver import Dual, GridEdges, grid_problem, solve, solve_grids_compiled
+
+try:
+    from cutslots.programs import min_cut_triton as kernels
+except ImportError:  # Triton comes with torch's CUDA builds
+    kernels = None  # type: ignore[assignment]
 
 MIN_SIZE = 32  # of a side, in pixels: smaller images are solved directly
+
+
+def solve_grids(w: Tensor, tolerance: float, max_iterations: int, initial: Tensor | None = None) -> Dual:
+    """Solve grids w (B, channels, *shape): by kernels or compiled code where there are some.
+
+    `initial` (B, pairs) is the flow to start from, within the capacities; zero by default.
+    """
+    if kernels is not None and kernels.solves(w):
+        return kernels.solve_grids(w, tolerance, max_iterations, initial)
+    found = solve_grids_compiled(w, tolerance, max_iterations, initial)
+    if found is None:
+        found = solve(*grid_problem(w), 1 / (4 * (w.ndim - 2)), tolerance, max_iterations, initial)
+    return found
 
 
 def solve_pyramid(w: Tensor, tolerance: float, max_iterations: int) -> Dual:

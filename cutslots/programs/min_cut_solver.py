@@ -9,7 +9,8 @@ connect vertices to regions, on which the solution is constant. The means of q o
 regions are right, which happens long before q has converged: the solver stops by the gap of either and returns the
 better one.
 
-Here are the iterations in torch operations, for any device; on the CPU compiled code (`min_cut.c`) does the same.
+Here are the iterations in torch operations, for any device. On the CPU compiled code (`min_cut.c`) does the same, on
+CUDA the kernels of `min_cut_triton` do.
 """
 
 from __future__ import annotations
@@ -165,14 +166,23 @@ def evaluate(
     regions = torch.zeros_like(q, dtype=torch.int32)
     if bool(near.any()):
         regions = connect(*edges.ends, (lo < y) & (y < hi), q.shape[1]).int()
-        mean = region_means(q, regions)
-        averaged, _ = _value(edges, lo, hi, c, mean, y)
-        dual = torch.where(value.isfinite(), value - gap, ((c - q).double() * (c + q).double()).sum(1) / 2)
-        better = near & (averaged <= value)
-        q = torch.where(better[:, None], mean, q)
-        value, gap = torch.where(better, averaged, value), torch.where(better, averaged - dual, gap)
+        means = take_means(edges, lo, hi, c, q, y, regions, value, gap)
+        q = torch.where(near[:, None], means[0], q)
+        value, gap = (torch.where(near, a, b) for a, b in zip(means[1:], (value, gap), strict=True))
     relative = torch.where(value.isfinite(), torch.where(gap > 0, gap / value, 0.0), value)
     return Dual(q, y, regions, relative, torch.full_like(relative, iterations, dtype=torch.int64))
+
+
+def take_means(
+    edges: Edges, lo: Tensor, hi: Tensor, c: Tensor, q: Tensor, y: Tensor, regions: Tensor, value: Tensor, gap: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q or its means over regions, whichever has the lower value, with its value and gap."""
+    mean = region_means(q, regions)
+    averaged, _ = _value(edges, lo, hi, c, mean, y)
+    dual = torch.where(value.isfinite(), value - gap, ((c - q).double() * (c + q).double()).sum(1) / 2)
+    better = averaged <= value
+    q = torch.where(better[:, None], mean, q)
+    return q, torch.where(better, averaged, value), torch.where(better, averaged - dual, gap)
 
 
 def _value(edges: Edges, lo: Tensor, hi: Tensor, c: Tensor, q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -233,14 +243,6 @@ def grid_problem(w: Tensor) -> tuple[GridEdges, Tensor, Tensor, Tensor]:
     """Return the edges, lo, hi and c of grids w (B, channels, *shape)."""
     edges = GridEdges(tuple(w.shape[2:]), w.device)
     return edges, *edges.bounds(w), (w[:, -2] - w[:, -1]).flatten(1)
-
-
-def solve_grids(w: Tensor, tolerance: float, max_iterations: int, initial: Tensor | None = None) -> Dual:
-    """Solve grids w (B, channels, *shape), by compiled code where there is some. `initial` is as for `solve`."""
-    found = solve_grids_compiled(w, tolerance, max_iterations, initial)
-    if found is None:
-        found = solve(*grid_problem(w), 1 / (4 * (w.ndim - 2)), tolerance, max_iterations, initial)
-    return found
 
 
 # ---------------------------------------------------------------------------------------------------------- compiled
