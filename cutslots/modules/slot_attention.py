@@ -13,7 +13,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from cutslots.modules.base import LayerNorm, check_size, downcast_half, is_transformed, mlp, upcast_half
+from cutslots.modules.base import LayerNorm, check_size, downcast_half, mlp, upcast_half
 from cutslots.modules.position import SoftPositionEmbedding
 from cutslots.modules.slots import SLOTS, SlotModule, Slots, SlotsConfig
 from cutslots.registry import Range
@@ -100,7 +100,17 @@ class SlotAttention(SlotModule):
         weights = attention + self.epsilon
         update = (weights / weights.sum(-1, keepdim=True)).to(value.dtype) @ value
         slots = slots.to(update.dtype)
-        if is_transformed():  # GRUCell writes in place: under vmap its state must be batched if its input is
-            slots = slots + torch.zeros_like(update)
-        slots = self.gru(update.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
+        slots = gru_cell(self.gru, update, slots)
         return slots + self.mlp(slots), attention
+
+
+def gru_cell(cell: nn.GRUCell, x: Tensor, h: Tensor) -> Tensor:
+    """Return the next state (..., D) for input x and state h, like `cell`.
+
+    The kernel of GRUCell on CUDA has no second derivative, no forward mode and no fake implementation, so torch.compile
+    would break the graph at it.
+    """
+    reset, update, new = nn.functional.linear(x, cell.weight_ih, cell.bias_ih).chunk(3, -1)
+    reset_h, update_h, new_h = nn.functional.linear(h, cell.weight_hh, cell.bias_hh).chunk(3, -1)
+    new = torch.tanh(new + torch.sigmoid(reset + reset_h) * new_h)
+    return new + torch.sigmoid(update + update_h) * (h - new)

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from cutslots.programs.graph import Graph, check_shape, grid_axes
+from cutslots.programs.min_cut_pyramid import solve_grids
 from cutslots.programs.min_cut_solver import (
     Dual,
     Edges,
@@ -38,7 +39,6 @@ from cutslots.programs.min_cut_solver import (
     region_means,
     solve,
     solve_graphs_compiled,
-    solve_grids,
 )
 from cutslots.programs.qp import SolverLayer, check_positive
 
@@ -184,6 +184,7 @@ class GraphMinCut(_MinCutLayer):
         forward = self._edges[:, 0] < self._edges[:, 1]
         degree = np.bincount(ends.flatten(), minlength=self.num_vertices)
         index = pair.reshape(-1) + len(ends) * ~forward
+        self._home = self.device
         self._edge_index = torch.as_tensor(index, device=self.device)
         u, v = torch.as_tensor(ends.T.copy(), device=self.device)
         self._pairs = GraphEdges(u, v, self.num_vertices)

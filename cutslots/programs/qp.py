@@ -44,6 +44,7 @@ MIN_POSITIVE, MAX_POSITIVE = 1e-6, 10**6
 MAX_ERROR = {torch.float32: 1e-3, torch.float64: 1e-2}  # float64 is refined
 REFINED_ERROR = 1e-9  # from this error in float64 on, solutions are refined
 REFINEMENTS = 3
+MAX_VMAP_LEVELS = 64  # of torch's older vmap
 
 
 class _ReverseLinearMap(torch.autograd.Function):
@@ -93,12 +94,14 @@ def _apply_legacy_batched(apply: Map, x: Tensor) -> Tensor:
     """Apply a map to a batched tensor of torch's older vmap: a batch is a leading dimension.
 
     `torch.autograd.grad(is_grads_batched=True)` and `torch.autograd.functional.jacobian(vectorize=True)` use that vmap.
-    It has no rules for in-place writes, sparse products and kernels.
+    It has no rules for in-place writes, sparse products and kernels. Which level of vmap it is, is found by trial:
+    torch counts levels by thread, and the backward pass on CUDA has a thread of its own.
     """
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
-    y = apply(torch._remove_batch_dim(x, level, 1, 0))  # 1 is not used: x has a batch at this level
-    return torch._add_batch_dim(y.contiguous(), 0, level)
+    for level in range(1, MAX_VMAP_LEVELS + 1):
+        whole = torch._remove_batch_dim(x, level, 1, 0)  # 1 is not used if x has a batch at this level
+        if not is_legacy_batchedtensor(whole):
+            return torch._add_batch_dim(apply(whole).contiguous(), 0, level)
+    raise RuntimeError("torch's older vmap is nested; expected one level of it")
 
 
 def linear_map(x: Tensor, apply: Map, adjoint: Map, *, traced: bool = False) -> Tensor:

@@ -18,7 +18,7 @@ from cutslots.programs import dct
 from cutslots.programs.constants import ConstantLayer
 from tests.conftest import DEVICES
 from tests.contracts.__main__ import page
-from tests.contracts.contracts import CONTRACTS
+from tests.contracts.contracts import CONTRACTS, NotApplicable
 from tests.contracts.gaps import GAPS, SLOW, WITHIN
 from tests.contracts.layers import LAYERS
 
@@ -49,7 +49,13 @@ BASES = {
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layer, contract", CELLS, ids=[f"{contract}: {layer}" for layer, contract in CELLS])
 def test_contract(layer, contract, device):
-    CONTRACTS[contract].check(LAYERS[layer], device)
+    try:
+        with torch.backends.cudnn.flags(allow_tf32=False):  # the layouts of images differ by more than rounding in TF32
+            CONTRACTS[contract].check(LAYERS[layer], device)
+    except NotApplicable:
+        if device == "cpu":
+            raise
+        pytest.skip("on CUDA this layer calls kernels where it calls a custom op on the CPU")
 
 
 @pytest.mark.parametrize("layer, contract", GAPS, ids=[f"{contract}: {layer}" for layer, contract in GAPS])

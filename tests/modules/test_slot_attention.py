@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cutslots.modules.slot_attention import SlotAttention
+from cutslots.modules.slot_attention import SlotAttention, gru_cell
 
 # ------------------------------------------------------------------------------------- the reference, restated in NumPy
 
@@ -198,7 +198,7 @@ def test_num_iterations():
     often.load_state_dict(once.state_dict())
     x, calls = torch.randn(2, 8, 5, 6), []
     for module in (once, often):
-        module.gru.register_forward_hook(lambda *_: calls.append(1))
+        module.query.register_forward_hook(lambda *_: calls.append(1))
         module(x)
         assert len(calls) == module.num_iterations
         calls.clear()
@@ -224,3 +224,10 @@ def test_positions_alone_train_slot_attention():
     module(torch.randn(2, 8, 8, 8)).slots[..., -3:].square().sum().backward()
     for layer in (module.query, module.key_value, module.position.linear):
         assert layer.weight.grad.isfinite().all() and layer.weight.grad.any()
+
+
+def test_gru_cell_is_that_of_torch():
+    cell = torch.nn.GRUCell(6, 6).double()
+    x, h = torch.randn(2, 3, 4, 6, dtype=torch.float64)
+    expected = cell(x.flatten(0, 1), h.flatten(0, 1)).view_as(h)
+    torch.testing.assert_close(gru_cell(cell, x, h), expected, atol=1e-14, rtol=0)
