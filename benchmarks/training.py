@@ -42,7 +42,7 @@ from cutslots.dataset import Dataset
 from cutslots.devices import make_fabric
 from cutslots.models.discovery import Discovery, build, channels_last, to_float
 from cutslots.modules.decoders import SpatialBroadcastDecoder
-from cutslots.modules.partition import KPartition
+from cutslots.modules.partition import EdgeNetPartition
 from cutslots.modules.slots import CutSlots
 from cutslots.training.config import TrainConfig
 from cutslots.training.loader import TrainLoader
@@ -134,7 +134,7 @@ def parts(config: TrainConfig, fabric: Fabric, model: Discovery, images: Dataset
     encode = compiled(lambda x: model.encoder(model.normalize(x)), config)
     features = add("encoder", encode, [model.encoder], image)
     module = model.slots
-    if isinstance(module, CutSlots) and isinstance(module.partition, KPartition):
+    if isinstance(module, CutSlots) and isinstance(module.partition, EdgeNetPartition):
         partition, position = module.partition, module.position
         edge_weights = compiled(lambda x: partition.edge_weights(position(x)), config)
         w = add("edge net", edge_weights, [position, partition.edge_net], features)

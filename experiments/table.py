@@ -134,6 +134,11 @@ ABLATION_BASE = (
 ABLATIONS = {
     "base": "",
     "softmax": "--slots.partition softmax",
+    "min-cut": "--slots.partition min-cut --slots.partition.gamma 1",
+    "min-cut-ramp": "--slots.partition min-cut --slots.partition.gamma 1 --slots.partition.initial-capacity 0.05 "
+    "--slots.partition.capacity-ramp-steps 1000",
+    "min-cut-straight-through": "--slots.partition min-cut --slots.partition.gamma 1 "
+    "--slots.partition.straight-through",
     "slot-attention": "--slots slot-attention",
     "reach-2": "--slots.partition.reach 2",
     "reach-4": "--slots.partition.reach 4",

@@ -58,14 +58,15 @@ class MinCutSolution(NamedTuple):
 class _MinCutLayer(SolverLayer):
     """What both layers share: their options, and the check of the gap."""
 
-    def __init__(self, gamma: float, tolerance: float, max_iterations: int, validate: bool) -> None:
+    def __init__(self, gamma: float, tolerance: float, max_iterations: int, validate: bool, warn: bool) -> None:
         super().__init__()
         self.gamma = check_positive("gamma", gamma)
         if not 0 < tolerance < 1:
             raise ValueError(f"tolerance is {tolerance}; expected a number between 0 and 1")
         if not 1 <= max_iterations <= MAX_ITERATIONS:
             raise ValueError(f"max_iterations is {max_iterations}; expected an integer from 1 to {MAX_ITERATIONS:,}")
-        self.tolerance, self.max_iterations, self.validate = float(tolerance), int(max_iterations), bool(validate)
+        self.tolerance, self.max_iterations = float(tolerance), int(max_iterations)
+        self.validate, self.warn = bool(validate), bool(warn)
 
     def forward(self, w: Tensor) -> Tensor:
         """Return p (..., *vertices) for the weights w."""
@@ -103,7 +104,7 @@ class MinCut(_MinCutLayer):
     `shape` is (H, W) or (T, H, W). The channels of w (..., channels, *shape) are those of `GridCut`. Capacities of
     edges that leave the grid are ignored. Capacities are directed and at least 0: `validate=True` checks that,
     otherwise the result for negative ones is undefined. Iterations stop when the duality gap is below `tolerance`
-    times the value, or after `max_iterations` with a warning.
+    times the value, or after `max_iterations` with a warning, which `warn=False` leaves out.
 
     >>> cut = MinCut((32, 32))
     >>> w = torch.rand(8, 6, 32, 32, requires_grad=True)  # right, left, down, up, source, sink
@@ -120,8 +121,9 @@ class MinCut(_MinCutLayer):
         tolerance: float = 1e-4,
         max_iterations: int = 2_000,
         validate: bool = False,
+        warn: bool = True,
     ) -> None:
-        super().__init__(gamma, tolerance, max_iterations, validate)
+        super().__init__(gamma, tolerance, max_iterations, validate, warn)
         self.shape = check_shape(shape)
         self.channels = 2 * len(self.shape) + 2
 
@@ -132,7 +134,7 @@ class MinCut(_MinCutLayer):
         w = self._check(w)
         batch = w.shape[: w.ndim - len(self.shape) - 1]
         w = w.reshape(-1, *w.shape[len(batch) :])
-        return batch, lambda: grid_problem(w), _solve_grid(w, self.tolerance, self.max_iterations)
+        return batch, lambda: grid_problem(w), _solve_grid(w, self.tolerance, self.max_iterations, self.warn)
 
     def _flow_shape(self) -> tuple[int, ...]:
         return (len(self.shape), *self.shape)
@@ -169,8 +171,9 @@ class GraphMinCut(_MinCutLayer):
         tolerance: float = 1e-4,
         max_iterations: int = 2_000,
         validate: bool = False,
+        warn: bool = True,
     ) -> None:
-        super().__init__(gamma, tolerance, max_iterations, validate)
+        super().__init__(gamma, tolerance, max_iterations, validate, warn)
         edges = np.asarray(edges.detach().cpu() if isinstance(edges, Tensor) else edges)
         self.graph, self.num_vertices = Graph.with_terminals(edges, num_vertices), num_vertices
         self._edges = self.graph.edges[: -2 * num_vertices]
@@ -202,8 +205,8 @@ class GraphMinCut(_MinCutLayer):
         a, source, sink = w.reshape(-1, w.shape[-1]).split([len(self._edges), *[self.num_vertices] * 2], 1)
         both = a.new_zeros(a.shape[0], 2 * M).index_add(1, self._edge_index, a)  # u -> v of all pairs, then v -> u
         forward, backward, c = both[:, :M], both[:, M:], source - sink
-        ends, limits = self._pairs.ends, (self.tolerance, self.max_iterations)
-        outputs = _solve_graph(forward, backward, c, *ends, self._step, *limits)
+        ends, options = self._pairs.ends, (self.tolerance, self.max_iterations, self.warn)
+        outputs = _solve_graph(forward, backward, c, *ends, self._step, *options)
         return batch, lambda: (self._pairs, -backward, forward, c), outputs
 
     def _flow_shape(self) -> tuple[int, ...]:
@@ -228,9 +231,9 @@ class GraphMinCut(_MinCutLayer):
 
 
 @torch.library.custom_op("cutslots::min_cut_grid", mutates_args=())
-def min_cut_grid(w: Tensor, tolerance: float, max_iterations: int) -> Outputs:
+def min_cut_grid(w: Tensor, tolerance: float, max_iterations: int, warn: bool) -> Outputs:
     """Return q (B, *shape) and the rest of a `Dual` for w (B, channels, *shape), at gamma = 1."""
-    return _outputs(solve_grids(w, tolerance, max_iterations), tuple(w.shape[2:]), tolerance)
+    return _outputs(solve_grids(w, tolerance, max_iterations), tuple(w.shape[2:]), tolerance, warn)
 
 
 @torch.library.custom_op("cutslots::min_cut_graph", mutates_args=())
@@ -243,19 +246,20 @@ def min_cut_graph(
     step: Tensor,
     tolerance: float,
     max_iterations: int,
+    warn: bool,
 ) -> Outputs:
     """Return q (B, N) and the rest of a `Dual` for capacities of pairs (B, M) and c (B, N), at gamma = 1."""
     edges = GraphEdges(u, v, c.shape[1])
     found = solve_graphs_compiled(edges, -backward, forward, c, step, tolerance, max_iterations)
     if found is None:
         found = solve(edges, -backward, forward, c, step, tolerance, max_iterations)
-    return _outputs(found, (c.shape[1],), tolerance)
+    return _outputs(found, (c.shape[1],), tolerance, warn)
 
 
-def _outputs(found: Dual, shape: tuple[int, ...], tolerance: float) -> Outputs:
+def _outputs(found: Dual, shape: tuple[int, ...], tolerance: float, warn: bool) -> Outputs:
     """Return the tensors, with a warning for a gap above the tolerance; on a GPU that would have to wait for it."""
     batch = len(found.q)
-    if batch and found.gap.device.type == "cpu" and not float(found.gap.max()) <= tolerance:
+    if warn and batch and found.gap.device.type == "cpu" and not float(found.gap.max()) <= tolerance:
         warnings.warn(
             f"a minimum cut has a relative duality gap of {float(found.gap.max()):.1e} after "
             f"{int(found.iterations.max()):,} iterations; expected at most {tolerance:g} (tolerance): "
@@ -266,7 +270,7 @@ def _outputs(found: Dual, shape: tuple[int, ...], tolerance: float) -> Outputs:
 
 
 @min_cut_grid.register_fake
-def _(w: Tensor, tolerance: float, max_iterations: int) -> Outputs:
+def _(w: Tensor, tolerance: float, max_iterations: int, warn: bool) -> Outputs:
     batch, shape = w.shape[0], w.shape[2:]
     return _empty(w, batch, tuple(shape), len(shape) * math.prod(shape))
 
@@ -287,7 +291,7 @@ def _empty(x: Tensor, batch: int, shape: tuple[int, ...], pairs: int) -> Outputs
 
 
 def _save_solution(ctx: Any, inputs: Any, output: Outputs) -> None:
-    saved = (output[0], output[2], *([inputs[3], inputs[4]] if len(inputs) > 3 else []))
+    saved = (output[0], output[2], *([inputs[3], inputs[4]] if len(inputs) > 4 else []))
     ctx.save_for_backward(*saved)
     if hasattr(ctx, "mark_non_differentiable"):  # a function's; an operator has neither
         ctx.mark_non_differentiable(*output[1:])
@@ -295,7 +299,7 @@ def _save_solution(ctx: Any, inputs: Any, output: Outputs) -> None:
             ctx.save_for_forward(*saved)
 
 
-def _grid_backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
+def _grid_backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None, None]:
     q, regions = ctx.saved_tensors
     m = _region_means(grad, regions)
     channels = []
@@ -307,7 +311,7 @@ def _grid_backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, No
             torch.cat([torch.where(falls > 0, moved, 0), end], axis),
             torch.cat([end, torch.where(falls < 0, -moved, 0)], axis),
         ]
-    return torch.stack([*channels, m, -m], 1), None, None
+    return torch.stack([*channels, m, -m], 1), None, None, None
 
 
 def _grid_jvp(ctx: Any, tangent: Tensor, *_: None) -> tuple[Tensor, None, None, None, None]:
@@ -330,7 +334,7 @@ def _graph_backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, 
     q, regions, u, v = ctx.saved_tensors
     m = _region_means(grad, regions)
     moved, falls = m[:, v] - m[:, u], q[:, u] - q[:, v]
-    return torch.where(falls > 0, moved, 0), torch.where(falls < 0, -moved, 0), m, None, None, None, None, None
+    return torch.where(falls > 0, moved, 0), torch.where(falls < 0, -moved, 0), m, *[None] * 6
 
 
 def _graph_jvp(
@@ -375,9 +379,9 @@ _solve_graph = _differentiable(min_cut_graph, _graph_backward, _graph_jvp)
 
 
 @min_cut_grid.register_vmap
-def _(info: Any, in_dims: Any, w: Tensor, tolerance: float, max_iterations: int) -> tuple[Outputs, tuple[int, ...]]:
+def _(info: Any, in_dims: Any, w: Tensor, *options: Any) -> tuple[Outputs, tuple[int, ...]]:
     w = w.movedim(in_dims[0], 0)
-    outputs = min_cut_grid(w.flatten(0, 1), tolerance, max_iterations)
+    outputs = min_cut_grid(w.flatten(0, 1), *options)
     return tuple(x.unflatten(0, w.shape[:2]) for x in outputs), (0,) * 5
 
 

@@ -39,6 +39,7 @@ WITH_OPS = [
     "MinCut",
     "GraphMinCut",
     "EqualityQP, sparse",
+    "MinCutPartition",
     "GraphOCLPartition",
     "GraphOCLSlots",
     "FusedDecoderHead",

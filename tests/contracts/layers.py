@@ -23,7 +23,13 @@ from cutslots.modules.graph_ocl import (
     GraphOCLPartition,
     GraphOCLSlots,
 )
-from cutslots.modules.partition import CutPartitionConfig, KPartition, SoftmaxPartition, SpacetimePartition
+from cutslots.modules.partition import (
+    CutPartitionConfig,
+    KPartition,
+    MinCutPartition,
+    SoftmaxPartition,
+    SpacetimePartition,
+)
 from cutslots.modules.position import SoftPositionEmbedding
 from cutslots.modules.slot_attention import SlotAttention, SlotAttentionConfig
 from cutslots.modules.slots import CutSlots
@@ -42,6 +48,7 @@ B = [1.0, 2.0, 3.0]
 GRID, IMAGE = (4, 5), (8, 10)  # of features; of images
 FRAMES = 2
 NET = {"edge_net_channels": 4, "edge_net_kernel_sizes": (3, 1)}
+MIN_CUT = {"initial_capacity": 0.02, "tolerance": 1e-9, "max_iterations": 10_000}
 SLOTS = {"slot_dim": 8, "mlp_dim": 6, "relative_positions": True}
 
 
@@ -146,6 +153,7 @@ def partitions_and_slots() -> Group:
         "KPartition": (lambda: KPartition(3, 3, GRID, background_anchor=1.0, **NET), features),
         "SoftmaxPartition": (lambda: SoftmaxPartition(3, 3, GRID, **NET), features),
         "SpacetimePartition": (make_spacetime_partition, (FRAMES, *features)),
+        "MinCutPartition": (lambda: MinCutPartition(3, 3, GRID, **MIN_CUT, **NET), features),
         "GraphOCLPartition": (lambda: GraphOCLPartition(3, 3, GRID, **NET), features),
         "CutSlots": (lambda: CutSlots(3, 3, GRID, feature_dim=6, partition=cut, **SLOTS), features),
         "GraphOCLSlots": (

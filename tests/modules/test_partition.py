@@ -1,13 +1,17 @@
+import copy
 import dataclasses
+import warnings
 
 import pytest
 import torch
 
-from cutslots import GridCut
+from cutslots import GridCut, MinCut
 from cutslots.modules.partition import (
     PARTITIONS,
     CutPartitionConfig,
     KPartition,
+    MinCutPartition,
+    MinCutPartitionConfig,
     PartitionModule,
     SoftmaxPartition,
     SoftmaxPartitionConfig,
@@ -133,6 +137,14 @@ CUT_DEFAULTS = SOFTMAX_DEFAULTS | {
     "anchor": 0.0,
     "background_anchor": None,
 }
+MIN_CUT_DEFAULTS = SOFTMAX_DEFAULTS | {
+    "gamma": 1.0,
+    "initial_capacity": 1e-3,
+    "capacity_ramp_steps": 0,
+    "straight_through": False,
+    "tolerance": 1e-3,
+    "max_iterations": 100,
+}
 
 
 @pytest.mark.parametrize(
@@ -141,6 +153,7 @@ CUT_DEFAULTS = SOFTMAX_DEFAULTS | {
         (SoftmaxPartitionConfig, SOFTMAX_DEFAULTS),
         (CutPartitionConfig, CUT_DEFAULTS),
         (SpacetimePartitionConfig, CUT_DEFAULTS),
+        (MinCutPartitionConfig, MIN_CUT_DEFAULTS),
     ],
 )
 def test_defaults_are_the_paper_s(config, expected):
@@ -181,7 +194,9 @@ def test_ends_of_ranges_are_allowed(option, value):
 
 
 def test_messages_name_the_kind_of_part():
-    with pytest.raises(ValueError, match=r"^partition is 'watershed'; expected one of cut, softmax, spacetime-cut"):
+    with pytest.raises(
+        ValueError, match=r"^partition is 'watershed'; expected one of cut, softmax, spacetime-cut, min-cut"
+    ):
         PARTITIONS["watershed"]
 
 
@@ -327,3 +342,161 @@ def test_bad_features_of_clips():
         partition(torch.randn(2, 8, 6, 9))
     with pytest.raises(ValueError, match=r"^features have shape \(4, 8, 9, 6\); expected \(B, 8, 6, 9\)$"):
         partition(torch.randn(2, 2, 8, 9, 6))
+
+
+# --------------------------------------------------------------------------------------------------------- minimum cuts
+
+EXACT = {"tolerance": 1e-9, "max_iterations": 10_000}
+
+
+def min_cuts(size=(6, 9), num_slots=4, **options):
+    return MinCutPartition(8, num_slots, size, **({"initial_capacity": 0.03} | options))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("background", ["cuts", "none"])
+@pytest.mark.parametrize("straight_through", [False, True])
+def test_masks_of_minimum_cuts_sum_to_one(device, background, straight_through):
+    partition = min_cuts(num_slots=5, background=background, straight_through=straight_through).to(device)
+    x = X.to(device)
+    parts, masks = partition(x)
+    assert masks.shape == (2, 5, 6, 9) and masks.dtype == torch.float32 and (masks >= 0).all()
+    torch.testing.assert_close(masks.sum(1), torch.ones(2, 6, 9, device=device))
+    torch.testing.assert_close(parts, masks[:, :, None] * x[:, None])
+    assert partition.has_background == (background != "none") and not partition.spacetime
+
+
+@pytest.mark.parametrize("ramp", [None, 0.25])
+def test_minimum_cuts_written_out(ramp):
+    """Softplus capacities, a signed unary, cuts one by one, softmax at each temperature, foreground times objects."""
+    temperatures = {"temperature": 0.5, "background_temperature": 0.3, "combined_temperature": 0.2}
+    partition = min_cuts(gamma=2.0, **temperatures, **EXACT, capacity_ramp_steps=8 if ramp else 0).double().eval()
+    if ramp:
+        partition.steps.fill_(int(8 * ramp))
+    x = X.double()
+    raw = partition.edge_net(x).reshape(2, 5, 5, 6, 9)
+    shift = torch.tensor(0.03, dtype=torch.float64).expm1().log()  # of which the softplus is 0.03
+    capacity = torch.log1p(torch.exp(raw[:, :, :4] + shift)) * (ramp or 1.0)
+    w = torch.cat([capacity, raw[:, :, 4:], torch.zeros_like(raw[:, :, 4:])], 2)
+    cut = MinCut((6, 9), gamma=2.0, tolerance=1e-9).double()
+    p = [torch.stack([cut(w[b, i]) for b in range(2)]) for i in range(5)]
+    background, foreground = torch.softmax(torch.stack(p[:2]) / 0.3, 0)
+    objects = torch.softmax(torch.stack(p[2:]) / 0.5, 0)
+    expected = torch.softmax(torch.stack([background, *(foreground * mask for mask in objects)]) / 0.2, 0)
+    torch.testing.assert_close(partition.masks(x), expected.movedim(0, 1), rtol=0, atol=1e-6)
+    assert (partition.vertices(partition.edge_weights(x)).diff(dim=-1) == 0).any(), "neighbours are held together"
+
+
+@pytest.mark.parametrize("background", ["cuts", "none"])
+def test_without_capacities_they_are_the_softmax_partition(background):
+    """At the start of the ramp bit for bit, and nearly so at the default initial capacity."""
+    partition = MinCutPartition(8, 4, (6, 9), background=background, capacity_ramp_steps=10).eval()
+    softmax = SoftmaxPartition(8, 4, (6, 9), background=background)
+    state = {k: v for k, v in partition.state_dict().items() if k != "steps"}
+    last = f"edge_net.{len(softmax.edge_net) - 1}."
+    softmax.load_state_dict({k: v[4::5] if k.startswith(last) else v for k, v in state.items()})
+    torch.testing.assert_close(partition.masks(X), softmax.masks(X), rtol=0, atol=1e-7)
+    partition.steps.fill_(10)
+    distance = (partition.masks(X) - softmax.masks(X)).abs()
+    assert 0 < distance.max() < 0.05
+
+
+def test_an_output_of_zero_means_the_initial_capacity():
+    partition = MinCutPartition(8, 3, (6, 9), initial_capacity=0.7)
+    torch.nn.init.zeros_(partition.edge_net[-1].weight)
+    torch.nn.init.zeros_(partition.edge_net[-1].bias)
+    w = partition.edge_weights(X)
+    assert w.shape == (2, 4, 6, 6, 9)
+    torch.testing.assert_close(w[:, :, :4], torch.full_like(w[:, :, :4], 0.7))
+    assert not w[:, :, 4:].any()
+
+
+def test_gradients_of_minimum_cuts():
+    partition = min_cuts(size=(3, 4), num_slots=3, edge_net_channels=3, **EXACT).double()
+    names = [name for name, _ in partition.named_parameters()]
+    x = torch.randn(1, 8, 3, 4, dtype=torch.float64, requires_grad=True)
+
+    def masks(x, *values):
+        return torch.func.functional_call(partition, dict(zip(names, values, strict=True)), (x,)).masks
+
+    assert torch.autograd.gradcheck(masks, (x, *partition.parameters()), fast_mode=True)
+
+
+def test_every_capacity_and_unary_is_trained():
+    partition = min_cuts(size=(12, 12))
+    partition.masks(torch.randn(4, 8, 12, 12)).square().sum().backward()
+    assert partition.edge_net[-1].bias.grad.view(5, 5).abs().min() > 0
+
+
+@pytest.mark.parametrize("background", ["cuts", "none"])
+def test_straight_through(background):
+    """Masks are the largest of the soft ones, gradients those of the soft ones."""
+    hard = min_cuts(background=background, straight_through=True)
+    soft = copy.deepcopy(hard)
+    soft.straight_through = False
+    masks, weight = soft.masks(X), torch.randn(2, 4, 6, 9)
+    expected = torch.zeros_like(masks).scatter(1, masks.argmax(1, keepdim=True), 1.0)
+    found = hard.masks(X)
+    torch.testing.assert_close(found, expected)
+    assert (found[expected == 0] == 0).all()
+    for one, other in zip(
+        torch.autograd.grad((found * weight).sum(), list(hard.parameters())),
+        torch.autograd.grad((masks * weight).sum(), list(soft.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_capacities_grow_with_the_steps_of_training():
+    partition = min_cuts(capacity_ramp_steps=4)
+    full = min_cuts()
+    full.load_state_dict({k: v for k, v in partition.state_dict().items() if k != "steps"})
+    capacities = full.edge_weights(X)[:, :, :4]
+    for step in range(6):
+        torch.testing.assert_close(partition.edge_weights(X)[:, :, :4], min(1, step / 4) * capacities)
+        partition.eval().masks(X)
+        assert partition.steps == step, "evaluation does not count"
+        partition.train().masks(X)
+    assert "steps" not in full.state_dict()
+
+
+def test_the_ramp_resumes_from_the_state():
+    one = min_cuts(capacity_ramp_steps=10)
+    for _ in range(3):
+        one(X)
+    other = min_cuts(capacity_ramp_steps=10)
+    other.load_state_dict(one.state_dict())
+    assert other.steps == 3 and copy.deepcopy(other).half().steps.dtype == torch.int64
+    for _ in range(2):
+        assert torch.equal(one.masks(X), other.masks(X))
+    assert other.steps == one.steps == 5
+
+
+def test_compiled_training_counts_too():
+    partition = min_cuts(capacity_ramp_steps=10)
+    compiled = torch.compile(copy.deepcopy(partition), backend="aot_eager", fullgraph=True)
+    for step in range(3):
+        torch.testing.assert_close(compiled(X).masks, partition(X).masks)
+        assert compiled.steps == partition.steps == step + 1
+
+
+def test_few_iterations_are_no_warning():
+    partition = min_cuts(initial_capacity=50.0, max_iterations=1)
+    with warnings.catch_warnings(action="error"):
+        assert partition.masks(X).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"initial_capacity": 0.0}, "initial_capacity is 0.0; expected a number from 1e-06"),
+        ({"capacity_ramp_steps": -1}, "capacity_ramp_steps is -1; expected at least 0"),
+        ({"tolerance": 0.0}, "tolerance is 0.0; expected a number between 0 and 1"),
+        ({"max_iterations": 0}, "max_iterations is 0; expected an integer from 1"),
+        ({"gamma": 0.0}, "gamma is 0.0; expected a number from 1e-06"),
+        ({"background": "sky"}, "background is 'sky'; expected one of cuts, none"),
+    ],
+)
+def test_bad_arguments_of_minimum_cuts(change, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        min_cuts(**change)

@@ -263,11 +263,11 @@ def test_antiparallel_and_repeated_edges_add_up(path):
 def test_operators(name, path):
     w = torch.rand(2, 6, 3, 4, requires_grad=True)
     if name == "grid":
-        torch.library.opcheck(min_cut.min_cut_grid, (w, 1e-4, 500))
+        torch.library.opcheck(min_cut.min_cut_grid, (w, 1e-4, 500, True))
         return
     u, v, step = torch.tensor([0, 1]), torch.tensor([1, 2]), torch.full((2,), 1 / 3)
     a, b, c = (torch.rand(2, n, requires_grad=True) for n in (2, 2, 3))
-    torch.library.opcheck(min_cut.min_cut_graph, (a, b, c, u, v, step, 1e-4, 500))
+    torch.library.opcheck(min_cut.min_cut_graph, (a, b, c, u, v, step, 1e-4, 500, True))
 
 
 def layers():
@@ -323,6 +323,14 @@ def test_a_gap_above_the_tolerance_is_a_warning(path):
     ):
         found = layer.solve(w)
     assert bool((found.gap > 1e-5).all()) and found.iterations.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("layer, w", layers(), ids=["grid", "graph"])
+def test_the_warning_can_be_left_out(layer, w, path):
+    silent = copy.copy(layer)
+    silent.tolerance, silent.max_iterations, silent.warn = 1e-12, 1, False
+    with warnings.catch_warnings(action="error"):
+        assert bool((silent.solve(w).gap > 1e-12).any())
 
 
 def test_nan_ends_the_iterations_at_the_first_check(path):

@@ -16,7 +16,7 @@ from cutslots.models import checkpoints
 from cutslots.models.discovery import build
 from cutslots.models.pair_discovery import PairDiscovery
 from cutslots.models.tracker import Tracker, track_clip
-from cutslots.modules.partition import CutPartitionConfig, KPartition, SoftmaxPartitionConfig
+from cutslots.modules.partition import CutPartitionConfig, KPartition, MinCutPartitionConfig, SoftmaxPartitionConfig
 from cutslots.programs.graph_cut import GraphCut
 from cutslots.programs.grid_cut import GridCut
 from cutslots.programs.matching import Matching, match_slots
@@ -86,7 +86,7 @@ def test_constructors_have_the_same_bounds(name, value):
 
 
 @pytest.mark.parametrize("values", list(itertools.product([1e-6, 1e6], repeat=4)))
-@pytest.mark.parametrize("kind", [CutPartitionConfig, SoftmaxPartitionConfig])
+@pytest.mark.parametrize("kind", [CutPartitionConfig, MinCutPartitionConfig, SoftmaxPartitionConfig])
 def test_outputs_are_finite_at_all_bounds(values, kind):
     names = ("temperature", "background_temperature", "combined_temperature", "gamma")
     given = {name: value for name, value in zip(names, values, strict=True) if name in options(kind)}

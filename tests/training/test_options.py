@@ -164,7 +164,7 @@ def test_a_plugin_that_does_not_exist(monkeypatch, tmp_path):
         ),
         (
             ["--slots.partition", "softmax", "--slots.partition.gamma", "1"],
-            "--slots.partition.gamma is an option of the partition cut, spacetime-cut, graph-ocl-cut, "
+            "--slots.partition.gamma is an option of the partition cut, spacetime-cut, min-cut, graph-ocl-cut, "
             "but softmax is selected; pass --slots.partition cut too, or leave it out",
         ),
         (
@@ -222,7 +222,10 @@ def test_an_option_of_the_run_that_does_not_exist(monkeypatch, capsys):
     [
         ("--encoder", "encoder is 'nope'; expected one of cnn, resnet"),
         ("--slots", "slot module is 'nope'; expected one of cut-slots, graph-ocl-slots, slot-attention"),
-        ("--slots.partition", "partition is 'nope'; expected one of cut, softmax, spacetime-cut, graph-ocl-cut"),
+        (
+            "--slots.partition",
+            "partition is 'nope'; expected one of cut, softmax, spacetime-cut, min-cut, graph-ocl-cut",
+        ),
         ("--decoder", "decoder is 'nope'; expected one of spatial-broadcast, pixel-shuffle, graph-ocl-decoder"),
         ("--model", "model is 'nope'; expected one of discovery, pair-discovery, spacetime-discovery"),
         ("--loss", "loss is 'nope'; expected one of mse"),

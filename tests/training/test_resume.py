@@ -212,6 +212,16 @@ def test_the_curriculum_is_the_same_after_resuming(tmp_path):
     assert weights(train(small(tmp_path / "none", max_steps=10, **data))) != expected
 
 
+def test_the_ramp_of_capacities_is_the_same_after_resuming(tmp_path):
+    ramp = {"slots__partition": "min-cut", "slots__partition__capacity_ramp_steps": 8, "eval_every": 3}
+    expected = weights(train(small(tmp_path / "one", max_steps=10, **ramp)))
+    for steps in (3, 7, 10):
+        train(small(tmp_path / "resumed", max_steps=steps, **ramp))
+    assert weights(tmp_path / "resumed") == expected
+    model = load(tmp_path / "resumed")
+    assert model.slots.partition.steps == 10, "evaluation does not count"
+
+
 @needs_cuda
 def test_resuming_on_cuda(tmp_path):
     cuda = {"accelerator": "cuda", "compile": "off", "precision": "32-true"}
