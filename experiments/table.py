@@ -108,7 +108,7 @@ METHODS = {  # what a run of the comparison changes in preset `ours`; "paper" is
 SLOT_ATTENTION = "--slots slot-attention --lr 4e-4 --warmup-steps 2000"
 SLOT_ATTENTION_LR = {  # the learning rate of preset `ours` was chosen for cuts; the reference's is 4e-4
     f"lr-{lr}-warmup-{warmup}": f"--slots slot-attention --lr {lr} --warmup-steps {warmup}"
-    for lr in ("2e-4", "4e-4", "1e-3")
+    for lr in ("1e-4", "2e-4", "4e-4", "1e-3")
     for warmup in (200, 2000)
 }
 SWEEP_SEED = 8  # no result uses it

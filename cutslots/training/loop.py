@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import os
 import signal
 import time
@@ -35,9 +34,10 @@ from cutslots.training.config import TrainConfig
 from cutslots.training.data import curriculum, open_split, training_data, validation_data
 from cutslots.training.loader import TrainLoader
 from cutslots.training.logger import LOG_EVERY, RunLogger
-from cutslots.training.losses import LOSSES, Loss
+from cutslots.training.losses import LOSSES
 from cutslots.training.run_folder import load_state, open_run
 from cutslots.training.schedules import learning_rate
+from cutslots.training.step import make_step
 
 
 class Interrupted(Exception):
@@ -112,7 +112,7 @@ def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
     data = training_data(config, fabric)
     compiled = cast(torch.nn.Module, torch.compile(raw)) if config.compile == "on" else raw
     model, optimizer = fabric.setup(compiled, optimizer)
-    loss_function: Loss = LOSSES.build(config.loss)
+    train_step = make_step(config, fabric, model, optimizer, LOSSES.build(config.loss))
 
     stop = Stop(config, fabric)
     scenes = curriculum(config, fabric, len(data), state["step"])
@@ -120,23 +120,12 @@ def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
     started = time.monotonic() - state["seconds"]
     with log, stop, loader:
         for step in range(state["step"], config.max_steps):
-            lr = learning_rate(config, step)
-            for group in optimizer.param_groups:
-                group["lr"] = lr * group["lr_scale"]
             torch.manual_seed((config.seed << 32) + step * fabric.world_size + fabric.global_rank)
-            image = next(loader)
-            loss, logged = loss_function(model(image), image, step)
-            fabric.backward(loss)
-            max_norm = config.grad_clip or math.inf
-            norm = fabric.clip_gradients(model, optimizer, max_norm=max_norm, error_if_nonfinite=False)
-            optimizer.step()
-            optimizer.zero_grad()
-
-            log.record(logged, norm)
+            log.record(*train_step(next(loader), step))
             state |= {"step": step + 1, "seconds": time.monotonic() - started}
             finished, interrupted = stop.finished(**state), stop.interrupted(**state)
             if finished or state["step"] % LOG_EVERY == 0:
-                log.losses(**state, lr=lr)
+                log.losses(**state, lr=learning_rate(config, step))
             if finished or state["step"] % config.eval_every == 0:
                 log.evaluate(state["step"], raw, validation)
             if finished or interrupted or log.checkpoint_due(state["step"]):
@@ -190,7 +179,9 @@ def resolve(config: TrainConfig) -> TrainConfig:
     accelerator, precision = resolve_accelerator(config.accelerator, config.precision)
     compiled = {"auto": "on" if accelerator == "cuda" else "off"}.get(config.compile, config.compile)
     name = f"{config.preset}-{Path(data_text(config.data)).name.replace(':', '-')}-{config.seed}"
+    graphs = {"auto": "on" if accelerator == "cuda" else "off"}.get(config.cuda_graphs, config.cuda_graphs)
     resolved: dict[str, Any] = {"accelerator": accelerator, "precision": precision, "compile": compiled}
+    resolved["cuda_graphs"] = graphs
     return dataclasses.replace(config, out=config.out or Path("runs") / name, **resolved)
 
 

@@ -6,8 +6,9 @@ A loss is called with a model's output, the images and the step. It returns the 
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,6 +42,17 @@ class Loss:
     def __call__(self, output: DiscoveryOutput, image: Tensor, step: int) -> LossOutput:
         """Return the loss for the output of images (B, 3, H, W), or clips, at a step."""
         raise NotImplementedError
+
+    def phase(self, step: int) -> Hashable | None:
+        """Return what the operations of `in_phase` depend on at this step; None if they are not for a CUDA graph.
+
+        A loss with the same operations at every step returns a constant.
+        """
+        return None
+
+    def in_phase(self, output: DiscoveryOutput, image: Tensor, step: Tensor, phase: Any) -> LossOutput:
+        """Return the loss at any step of a phase. A CUDA graph of it is captured and replayed: `step` is a tensor."""
+        return self(output, image, step)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -81,27 +93,46 @@ class MSELoss(Loss):
             raise ValueError(f"loss.blur is {self.blur}; expected at most the image size, {min(model.image_size)}")
 
     def __call__(self, output: DiscoveryOutput, image: Tensor, step: int) -> LossOutput:
+        return self.in_phase(output, image, step, self.phase(step))
+
+    def phase(self, step: int) -> int:
+        """Return the radius of the blur in pixels."""
+        return blur_radius(self.sigma_at(step))
+
+    def in_phase(self, output: DiscoveryOutput, image: Tensor, step: int | Tensor, phase: int) -> LossOutput:
         difference = output.reconstruction - to_float(image)
         error = difference.square().mean()
-        blurred = gaussian_blur(difference, self.sigma_at(step)).square().mean()
+        blurred = gaussian_blur(difference, self.sigma_at(step), phase).square().mean()
         foreground = (1 - output.masks.select(-3, 0)).mean()
         return LossOutput(blurred + self.penalty_at(step) * foreground, error)
 
-    def sigma_at(self, step: int) -> float:
+    def sigma_at(self, step: int | Tensor) -> Any:
         """Return the standard deviation of the blur: it decays linearly to zero."""
-        return self.blur * max(0.0, 1 - step / max(self.blur_steps, 1))
+        return self.blur * _clip(1 - step / max(self.blur_steps, 1))
 
-    def penalty_at(self, step: int) -> float:
+    def penalty_at(self, step: int | Tensor) -> Any:
         """Return the penalty on a foreground pixel: zero at first, so that objects form; then it rises linearly."""
         start = self.foreground_penalty_start
-        return self.foreground_penalty * min(1.0, max(0.0, (step + 1 - start) / max(start, 1)))
+        return self.foreground_penalty * _clip((step + 1 - start) / max(start, 1))
 
 
-def gaussian_blur(x: Tensor, sigma: float) -> Tensor:
-    """Return images (..., H, W) blurred by a Gaussian, truncated at three sigma, with borders replicated."""
-    if sigma < MIN_BLUR:
+def _clip(x: float | Tensor) -> Any:
+    return x.clamp(0, 1) if isinstance(x, Tensor) else min(1.0, max(0.0, x))
+
+
+def blur_radius(sigma: float) -> int:
+    """Return the radius at which a Gaussian is truncated; 0 if it is too small to change anything."""
+    return math.ceil(3 * sigma) if sigma >= MIN_BLUR else 0
+
+
+def gaussian_blur(x: Tensor, sigma: Any, radius: int | None = None) -> Tensor:
+    """Return images (..., H, W) blurred by a Gaussian, truncated at three sigma, with borders replicated.
+
+    `sigma` is a number, or a tensor together with the radius.
+    """
+    radius = blur_radius(sigma) if radius is None else radius
+    if not radius:
         return x
-    radius = math.ceil(3 * sigma)
     offsets = torch.arange(-radius, radius + 1, device=x.device, dtype=x.dtype)
     weights = torch.exp(-0.5 * (offsets / sigma) ** 2)
     flat = x.reshape(-1, 1, *x.shape[-2:])

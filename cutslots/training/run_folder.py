@@ -23,7 +23,7 @@ from cutslots.models.discovery import Discovery
 
 # What may change when a run is resumed: none of it changes the weights that a step leads to.
 MAY_CHANGE = {"out", "overwrite", "cache_dir", "max_steps", "max_minutes", "checkpoint_minutes"}
-MAY_CHANGE |= {"accelerator", "devices", "num_nodes", "compile", "plugins"}
+MAY_CHANGE |= {"accelerator", "devices", "num_nodes", "compile", "cuda_graphs", "plugins"}
 
 OWNED = {"metrics.jsonl", "config.json", "model.safetensors", "state.pt", "report.html"}
 OWNED |= {"tensorboard", "visualizations", "evaluation"}

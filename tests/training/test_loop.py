@@ -17,6 +17,7 @@ from cutslots.data.video import Clips
 from cutslots.models.checkpoints import load
 from cutslots.models.discovery import build
 from cutslots.training import loop
+from cutslots.training import step as step_module
 from cutslots.training.data import open_split
 from cutslots.training.loader import TrainLoader
 from cutslots.training.logger import LOG_EVERY
@@ -98,7 +99,7 @@ def test_checkpoints_are_saved_when_they_are_due_and_at_the_end(tmp_path, monkey
 
 def test_an_interrupted_run_saves_its_state_and_resumes(tmp_path, monkeypatch):
     expected = weights(train(small(tmp_path / "alone", max_steps=5)))
-    rate = loop.learning_rate
+    rate = step_module.learning_rate
 
     def interrupt(config, step):
         if step == 2:
@@ -107,7 +108,7 @@ def test_an_interrupted_run_saves_its_state_and_resumes(tmp_path, monkeypatch):
 
     config = small(tmp_path / "run", max_steps=5, checkpoint_minutes=1000.0)
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "learning_rate", interrupt)
+        patch.setattr(step_module, "learning_rate", interrupt)
         with pytest.raises(Interrupted) as caught:
             train(config)
     folder = tmp_path / "run"
@@ -119,13 +120,13 @@ def test_an_interrupted_run_saves_its_state_and_resumes(tmp_path, monkeypatch):
 
 
 def test_a_signal_at_the_last_step_does_not_interrupt(tmp_path, monkeypatch):
-    rate = loop.learning_rate
+    rate = step_module.learning_rate
 
     def interrupt(config, step):
         os.kill(os.getpid(), signal.SIGTERM)
         return rate(config, step)
 
-    monkeypatch.setattr(loop, "learning_rate", interrupt)
+    monkeypatch.setattr(step_module, "learning_rate", interrupt)
     assert (train(small(tmp_path / "run", max_steps=1)) / "report.html").exists()
 
 

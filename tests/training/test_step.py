@@ -1,0 +1,109 @@
+"""Training steps as CUDA graphs: the same losses and weights as without."""
+
+import types
+
+import pytest
+import torch
+
+from cutslots.models.checkpoints import load
+from cutslots.training import step as step_module
+from cutslots.training.loop import resolve, train
+from cutslots.training.losses import Loss, MSELoss
+from cutslots.training.step import GraphStep, TrainStep, no_graph_reason
+from tests.conftest import needs_cuda
+from tests.small_runs import lines, small, weights
+
+CUDA = {"accelerator": "cuda", "compile": "off", "precision": "32-true", "checkpoint_minutes": 1000.0}
+CASES = {
+    "cut": {},
+    "blur": {"loss__blur": 1.4, "loss__blur_steps": 20, "max_steps": 24},
+    "penalty": {"loss__foreground_penalty": 0.1, "loss__foreground_penalty_start": 4},
+    "no clipping": {"grad_clip": 0.0},
+    "flips": {"horizontal_flips": True},
+    "bf16": {"precision": "bf16-mixed"},
+    "compiled": {"compile": "on"},
+    "compiled, bf16": {"compile": "on", "precision": "bf16-mixed"},
+    "random slots": {"slots": "slot-attention"},
+    "compiled, random slots": {"slots": "slot-attention", "compile": "on"},
+    "no cut": {"slots__partition": "softmax"},
+    "minimum cuts": {"slots__partition": "min-cut", "slots__partition__capacity_ramp_steps": 8},
+}
+
+
+def test_on_a_cpu_there_are_none(tmp_path, capsys):
+    expected = weights(train(small(tmp_path / "off", max_steps=2)))
+    assert "CUDA graphs" not in capsys.readouterr().out
+    assert weights(train(small(tmp_path / "on", max_steps=2, cuda_graphs="on"))) == expected
+    assert "training without CUDA graphs: the device is cpu\n" in capsys.readouterr().out
+
+
+def fabric(device="cuda", world_size=1):
+    return types.SimpleNamespace(device=torch.device(device), world_size=world_size, global_rank=0)
+
+
+def test_reasons():
+    assert no_graph_reason(None, fabric(), MSELoss()) is None
+    assert no_graph_reason(None, fabric("cpu"), MSELoss()) == "the device is cpu"
+    assert no_graph_reason(None, fabric(world_size=2), MSELoss()) == "2 processes share the gradients"
+    assert no_graph_reason(None, fabric(), Loss()) == "Loss does not implement Loss.phase"
+
+
+def test_default_on_a_cpu(tmp_path):
+    assert resolve(small(tmp_path)).cuda_graphs == "off"
+
+
+def test_phases_of_the_blur_are_its_radii():
+    loss = MSELoss(blur=2.0, blur_steps=10)
+    assert [loss.phase(step) for step in range(11)] == [6, 6, 5, 5, 4, 3, 3, 2, 2, 0, 0]
+
+
+@pytest.mark.parametrize("step", [0, 3, 7, 9, 40])
+def test_the_loss_of_a_phase_is_the_loss_of_its_steps(step):
+    loss = MSELoss(blur=2.0, blur_steps=10, foreground_penalty=0.3, foreground_penalty_start=5)
+    output = types.SimpleNamespace(reconstruction=torch.rand(2, 3, 16, 16), masks=torch.rand(2, 4, 16, 16).softmax(1))
+    image = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
+    found = loss.in_phase(output, image, torch.tensor(step), loss.phase(step))
+    torch.testing.assert_close(tuple(found), tuple(loss(output, image, step)))
+
+
+def compare(tmp_path, options):
+    runs = {}
+    for graphs in ("off", "on"):
+        config = small(tmp_path / graphs, **{"max_steps": 14, "lr": 1e-3} | CUDA | options, cuda_graphs=graphs)
+        runs[graphs] = train(config)
+    tolerance = 2e-2 if options.get("precision") == "bf16-mixed" else 1e-4
+    losses = [[line["loss"] for line in lines(runs[g]) if "loss" in line] for g in ("off", "on")]
+    assert losses[1] == pytest.approx(losses[0], rel=tolerance)
+    one, other = (load(runs[g]).state_dict() for g in ("off", "on"))
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, rtol=10 * tolerance, atol=tolerance)
+
+
+@needs_cuda
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+def test_graphs_give_the_same_losses_and_weights(tmp_path, options, monkeypatch):
+    captured = []
+    capture = GraphStep._capture
+    monkeypatch.setattr(GraphStep, "_capture", lambda self: captured.append(self.phase) or capture(self))
+    compare(tmp_path, options)
+    assert captured == ([4, 3, 2, 0] if "loss__blur" in options else [0])
+
+
+@needs_cuda
+def test_a_resumed_run_has_the_same_losses(tmp_path):
+    options = CUDA | {"lr": 1e-3, "cuda_graphs": "on"}
+    whole = train(small(tmp_path / "whole", **options, max_steps=16))
+    train(small(tmp_path / "parts", **options, max_steps=8))
+    parts = train(small(tmp_path / "parts", **options, max_steps=16))
+    one, other = load(whole).state_dict(), load(parts).state_dict()
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, rtol=1e-3, atol=1e-4)
+
+
+@needs_cuda
+def test_a_loss_without_phases_is_not_captured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(MSELoss, "phase", lambda self, step: None if step == 0 else 0)
+    made = []
+    monkeypatch.setattr(step_module, "TrainStep", lambda *parts: made.append(1) or TrainStep(*parts))
+    train(small(tmp_path / "run", **CUDA, max_steps=2))
+    assert made and "training without CUDA graphs: MSELoss does not implement Loss.phase" in capsys.readouterr().out
