@@ -29,6 +29,14 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def float32() -> Iterator[None]:
+    """Compute float32 in float32: a GPU would use TF32 in convolutions, and after a training run in products too."""
+    torch.set_float32_matmul_precision("highest")
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
+
+
 def need(there: object, missing: str) -> None:
     """Skips a test for what is missing; where CUTSLOTS_REQUIRE_BROWSER is 1, as in .ci/run, fails it instead."""
     if not there and os.environ.get("CUTSLOTS_REQUIRE_BROWSER") == "1":

@@ -81,8 +81,8 @@ class TrainConfig:
     """bf16-mixed on CUDA, 32-true elsewhere. Cuts are always solved in float32."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile; on for CUDA."""
-    cuda_graphs: Literal["auto", "on", "off"] = "auto"
-    """Replay training steps as a CUDA graph; on for one CUDA device."""
+    cuda_graphs: bool = False
+    """Replay training steps as a CUDA graph, on one CUDA device. Under trial."""
 
     def validate(self) -> None:
         """Raise a ValueError that names the option if one has the wrong type or is out of range."""

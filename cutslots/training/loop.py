@@ -179,9 +179,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
     accelerator, precision = resolve_accelerator(config.accelerator, config.precision)
     compiled = {"auto": "on" if accelerator == "cuda" else "off"}.get(config.compile, config.compile)
     name = f"{config.preset}-{Path(data_text(config.data)).name.replace(':', '-')}-{config.seed}"
-    graphs = {"auto": "on" if accelerator == "cuda" else "off"}.get(config.cuda_graphs, config.cuda_graphs)
     resolved: dict[str, Any] = {"accelerator": accelerator, "precision": precision, "compile": compiled}
-    resolved["cuda_graphs"] = graphs
     return dataclasses.replace(config, out=config.out or Path("runs") / name, **resolved)
 
 

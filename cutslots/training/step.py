@@ -118,7 +118,7 @@ class GraphStep(TrainStep):
 def make_step(config: TrainConfig, fabric: Fabric, model: Any, optimizer: Any, loss: Loss) -> TrainStep:
     """Return the step for this device. Says why if CUDA graphs are asked for and not possible."""
     parts = (config, fabric, model, optimizer, loss)
-    if config.cuda_graphs == "off":
+    if not config.cuda_graphs:
         return TrainStep(*parts)
     reason = no_graph_reason(config, fabric, loss)
     if reason is None:

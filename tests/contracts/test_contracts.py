@@ -50,8 +50,7 @@ BASES = {
 @pytest.mark.parametrize("layer, contract", CELLS, ids=[f"{contract}: {layer}" for layer, contract in CELLS])
 def test_contract(layer, contract, device):
     try:
-        with torch.backends.cudnn.flags(allow_tf32=False):  # the layouts of images differ by more than rounding in TF32
-            CONTRACTS[contract].check(LAYERS[layer], device)
+        CONTRACTS[contract].check(LAYERS[layer], device)
     except NotApplicable:
         if device == "cpu":
             raise

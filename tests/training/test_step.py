@@ -7,7 +7,7 @@ import torch
 
 from cutslots.models.checkpoints import load
 from cutslots.training import step as step_module
-from cutslots.training.loop import resolve, train
+from cutslots.training.loop import train
 from cutslots.training.losses import Loss, MSELoss
 from cutslots.training.step import GraphStep, TrainStep, no_graph_reason
 from tests.conftest import needs_cuda
@@ -33,7 +33,7 @@ CASES = {
 def test_on_a_cpu_there_are_none(tmp_path, capsys):
     expected = weights(train(small(tmp_path / "off", max_steps=2)))
     assert "CUDA graphs" not in capsys.readouterr().out
-    assert weights(train(small(tmp_path / "on", max_steps=2, cuda_graphs="on"))) == expected
+    assert weights(train(small(tmp_path / "on", max_steps=2, cuda_graphs=True))) == expected
     assert "training without CUDA graphs: the device is cpu\n" in capsys.readouterr().out
 
 
@@ -46,10 +46,6 @@ def test_reasons():
     assert no_graph_reason(None, fabric("cpu"), MSELoss()) == "the device is cpu"
     assert no_graph_reason(None, fabric(world_size=2), MSELoss()) == "2 processes share the gradients"
     assert no_graph_reason(None, fabric(), Loss()) == "Loss does not implement Loss.phase"
-
-
-def test_default_on_a_cpu(tmp_path):
-    assert resolve(small(tmp_path)).cuda_graphs == "off"
 
 
 def test_phases_of_the_blur_are_its_radii():
@@ -69,7 +65,7 @@ def test_the_loss_of_a_phase_is_the_loss_of_its_steps(step):
 def compare(tmp_path, options):
     runs = {}
     for graphs in ("off", "on"):
-        config = small(tmp_path / graphs, **{"max_steps": 14, "lr": 1e-3} | CUDA | options, cuda_graphs=graphs)
+        config = small(tmp_path / graphs, **{"max_steps": 14, "lr": 1e-3} | CUDA | options, cuda_graphs=graphs == "on")
         runs[graphs] = train(config)
     tolerance = 2e-2 if options.get("precision") == "bf16-mixed" else 1e-4
     losses = [[line["loss"] for line in lines(runs[g]) if "loss" in line] for g in ("off", "on")]
@@ -91,7 +87,7 @@ def test_graphs_give_the_same_losses_and_weights(tmp_path, options, monkeypatch)
 
 @needs_cuda
 def test_a_resumed_run_has_the_same_losses(tmp_path):
-    options = CUDA | {"lr": 1e-3, "cuda_graphs": "on"}
+    options = CUDA | {"lr": 1e-3, "cuda_graphs": True}
     whole = train(small(tmp_path / "whole", **options, max_steps=16))
     train(small(tmp_path / "parts", **options, max_steps=8))
     parts = train(small(tmp_path / "parts", **options, max_steps=16))
@@ -105,5 +101,5 @@ def test_a_loss_without_phases_is_not_captured(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(MSELoss, "phase", lambda self, step: None if step == 0 else 0)
     made = []
     monkeypatch.setattr(step_module, "TrainStep", lambda *parts: made.append(1) or TrainStep(*parts))
-    train(small(tmp_path / "run", **CUDA, max_steps=2))
+    train(small(tmp_path / "run", **CUDA, max_steps=2, cuda_graphs=True))
     assert made and "training without CUDA graphs: MSELoss does not implement Loss.phase" in capsys.readouterr().out
