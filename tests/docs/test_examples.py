@@ -17,6 +17,7 @@ SCRIPTS = {
     "shipped.py": ["--out", "shipped.png", "--scenes", "1"],
     "segment.py": ["--out", "."],
     "minimum_cuts.py": ["--out", "."],
+    "learned_capacities.py": ["--out", ".", "--seeds", "1", "--scenes", "2", "--test-scenes", "4", "--steps", "2"],
     "own_dataset.py": [],
     "own_metric.py": ["--num-images", "16"],
 }
