@@ -287,7 +287,7 @@ for registry in REGISTRIES: print(registry.kind, *registry.names(), sep="|")
     assert names["slot module"] == ["cut-slots", "graph-ocl-slots", "slot-attention"]
     assert names["encoder"] == ["cnn", "resnet"]
     assert names["decoder"] == ["spatial-broadcast", "pixel-shuffle", "graph-ocl-decoder"]
-    assert names["partition"] == ["cut", "softmax", "spacetime-cut", "graph-ocl-cut"]
+    assert names["partition"] == ["cut", "softmax", "spacetime-cut", "min-cut", "graph-ocl-cut"]
 
 
 def test_the_default_config_builds():
