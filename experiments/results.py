@@ -65,7 +65,7 @@ SCHEDULE = {
     "slot-attention": "Slot Attention",
 }
 SLOT_ATTENTION_LR = {  # learning rates and warm-up steps
-    f"lr-{lr}-warmup-{warmup}": (lr, warmup) for lr in ("2e-4", "4e-4", "1e-3") for warmup in (200, 2000)
+    f"lr-{lr}-warmup-{warmup}": (lr, warmup) for lr in ("1e-4", "2e-4", "4e-4", "1e-3") for warmup in (200, 2000)
 }
 BLENDER = {
     "blender/scratch-0": "Blender scenes only",

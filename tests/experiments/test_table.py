@@ -191,7 +191,7 @@ def test_sweep_of_slot_attention_is_the_schedule_with_other_learning_rates():
         assert (config.lr, config.warmup_steps, config.max_steps) == (float(lr), warmup, 4_000), name
         assert config.max_steps % config.eval_every == 0 and run.test_data == (), "evaluated on validation scenes"
     swept = {(run.config.lr, run.config.warmup_steps) for run in runs.values()}
-    assert len(swept) == 6 and (attention.lr, attention.warmup_steps) in swept, "the schedule has one of them"
+    assert len(swept) == 8 and (attention.lr, attention.warmup_steps) in swept, "the schedule has one of them"
     others = {run.config.seed for name, run in all_runs(Options(Path("runs"))).items() if name not in runs}
     assert not others & {run.config.seed for run in runs.values()}, "no result has the seed of the sweep"
 
