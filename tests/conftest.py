@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from cutslots.dataset import Indices, check_indices
 from cutslots.scenes import Scenes
 from cutslots.scenes.scene_batch import SceneBatch
 
@@ -53,20 +52,22 @@ def gradio() -> None:
 @pytest.fixture(scope="module")
 def simulate_once() -> Iterator[None]:
     """Simulate the motion of each built-in video once: it takes a second."""
-    original = Scenes.sample
+    original = Scenes._sample
 
-    def sample(self: Scenes, indices: Indices) -> SceneBatch:
+    def sample(self: Scenes, indices: np.ndarray, device: torch.device) -> SceneBatch:
         if self.frames == 1:
-            return original(self, indices)
+            return original(self, indices, device)
         which = self.family, self.split, self.seed, self.num_objects
-        keys = {i: (*which, i) for i in check_indices(indices, self.count).tolist()}
+        keys = {i: (*which, i) for i in indices.tolist()}
         missing = [i for i, key in keys.items() if key not in SIMULATED]
-        made = original(self, missing)
-        SIMULATED.update((keys[i], made.select(np.array([row]))) for row, i in enumerate(missing))
-        return SceneBatch.concatenate([SIMULATED[keys[int(i)]] for i in indices])
+        made = original(self, np.array(missing, dtype=np.int64), torch.device("cpu"))
+        SIMULATED.update((keys[i], made.select(slice(row, row + 1))) for row, i in enumerate(missing))
+        if not len(indices):
+            return made
+        return SceneBatch.concatenate([SIMULATED[keys[int(i)]] for i in indices]).to(device)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Scenes, "sample", sample)
+        patch.setattr(Scenes, "_sample", sample)
         yield
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,7 +21,7 @@ from cutslots.scenes.render import Rendered, render
 from cutslots.scenes.sample import COLORS, FAMILIES, MAX_OBJECTS, MIN_OBJECTS, SPLITS, sample_scenes
 from cutslots.scenes.scene_batch import SceneBatch
 
-SCENES_PER_BATCH = 128  # scenes sampled and rendered at once
+SCENES_PER_BATCH = (128, 1024)  # scenes sampled and rendered at once, and images on CUDA
 
 CACHE = Layout("cache", ("images.npy", "masks.npy", "progress.json"), exclusive=True)
 
@@ -121,13 +120,10 @@ class Scenes(VideoDataset):
 
     def get_batch(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
         """Render scenes on the device: images (B, 3, H, W) and masks (B, H, W), videos with a frame axis after B."""
-        indices = check_indices(indices, self.count)
-        chunks = [indices[i : i + SCENES_PER_BATCH] for i in range(0, max(len(indices), 1), SCENES_PER_BATCH)]
-        if resolve_device(device).type == "cpu":
-            rendered = [render(self.sample(chunk), self.image_size, device) for chunk in chunks]
-        else:  # the CPU samples the next scenes while the device renders these
-            with ThreadPoolExecutor(2) as pool:
-                rendered = [render(scenes, self.image_size, device) for scenes in pool.map(self.sample, chunks)]
+        indices, device = check_indices(indices, self.count), resolve_device(device)
+        size = SCENES_PER_BATCH[device.type == "cuda" and self.frames == 1]
+        chunks = [indices[i : i + size] for i in range(0, max(len(indices), 1), size)]
+        rendered = [render(self._sample(chunk, device), self.image_size, device) for chunk in chunks]
         images, masks, *_ = zip(*rendered, strict=True)
         return self._to_sample(torch.cat(images), torch.cat(masks))
 
@@ -137,12 +133,15 @@ class Scenes(VideoDataset):
 
     def sample(self, indices: Indices) -> SceneBatch:
         """Return the contents of scenes as arrays, without rendering them."""
-        indices = check_indices(indices, self.count)
-        scenes = sample_scenes(self.family, self.split, self.seed, indices, self.num_objects)
+        return self._sample(check_indices(indices, self.count), torch.device("cpu")).numpy()
+
+    def _sample(self, indices: np.ndarray, device: torch.device) -> SceneBatch:
+        """Return the contents of scenes as tensors on the device."""
+        scenes = sample_scenes(self.family, self.split, self.seed, indices, self.num_objects, device)
         if self.textures == "ramp":
-            return scenes.scale_textures(indices / self.count)
+            return scenes.scale_textures(torch.from_numpy(indices / self.count).to(device))
         if self.textures == "low-contrast":
-            return scenes.blend_into_ground(MAX_BLEND * (indices * GOLDEN % 1))
+            return scenes.blend_into_ground(torch.from_numpy(MAX_BLEND * (indices * GOLDEN % 1)).to(device))
         return scenes
 
     def describe(self, indices: Indices) -> tuple[Sample, list[dict[str, Any]]]:
@@ -248,13 +247,14 @@ class Scenes(VideoDataset):
         save: Callable[[int], None],
     ) -> None:
         """Render scenes from `start` on into the arrays, and tell `save` after each batch how many are done."""
-        batch = max(1, batch // self.frames)
+        on_cuda = resolve_device(device).type == "cuda" and self.frames == 1
+        batch = SCENES_PER_BATCH[1] if on_cuda else max(1, batch // self.frames)
         # The simulation takes hardly longer for many videos than for one.
-        sampled = batch if self.frames == 1 else SCENES_PER_BATCH
+        sampled = batch if self.frames == 1 else SCENES_PER_BATCH[0]
         with progress(quiet) as bar:
             task = bar.add_task(self.cache_name, total=self.count, completed=start)
             for first in range(start, self.count, sampled):
-                scenes = self.sample(np.arange(first, min(first + sampled, self.count)))
+                scenes = self._sample(np.arange(first, min(first + sampled, self.count)), resolve_device(device))
                 for i in range(0, len(scenes), batch):
                     rendered = render(scenes.select(slice(i, i + batch)), self.image_size, device)
                     rows = slice(first + i, first + i + len(rendered.image))

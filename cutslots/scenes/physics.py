@@ -12,6 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from cutslots.scenes import shapes
 from cutslots.scenes.scene_batch import cross, dot
@@ -170,15 +172,13 @@ def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return a[..., :, :1] * b[..., :1, :] + a[..., :, 1:2] * b[..., 1:2, :] + a[..., :, 2:] * b[..., 2:, :]
 
 
-def simulate(
-    rng: HashRNG, count: np.ndarray, shape: np.ndarray, size: np.ndarray, frames: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Throw the objects of B scenes and simulate them.
+def simulate(rng: HashRNG, count: Tensor, shape: Tensor, size: Tensor, frames: int) -> tuple[Tensor, ...]:
+    """Throw the objects of B scenes and simulate them, on the CPU.
 
     Returns positions (B, F, K, 3), rotations (B, F, K, 3, 3), velocities (B, F, K, 3), and whether every object found a
     free start position and moved at most MAX_STEP per frame (B,).
     """
-    bodies, valid = _throw(rng, count, shape, size)
+    bodies, valid = _throw(rng, *(x.cpu().numpy() for x in (count, shape, size)))
     padding = ~bodies.present
     states = []
     for _ in range(frames):
@@ -190,15 +190,20 @@ def simulate(
             bodies.w[padding] = 0
     position, rotation, velocity = (np.stack(part, 1) for part in zip(*states, strict=True))
     step = np.diff(position, axis=1)
-    return position, rotation, velocity, valid & (dot(step, step) <= MAX_STEP**2).all((1, 2))
+    valid &= (dot(step, step) <= MAX_STEP**2).all((1, 2))
+    return tuple(torch.from_numpy(x).to(count.device) for x in (position, rotation, velocity, valid))
 
 
 def _throw(rng: HashRNG, count: np.ndarray, shape: np.ndarray, size: np.ndarray) -> tuple[Bodies, np.ndarray]:
     """Return bodies thrown from free start positions toward the middle, and which scenes had room for all (B,)."""
     B, K = shape.shape
+
+    def uniform(name: str, low: float, high: float, *shape: int) -> np.ndarray:
+        return rng.uniform(name, low, high, *shape).cpu().numpy()
+
     bodies = Bodies(shape, size, np.arange(K) < count[:, None])
     candidates = np.stack(
-        [rng.uniform(f"start {i}", *span, K, CANDIDATES) for i, span in enumerate([(-3, 3)] * 2 + [(0, 3)])], -1
+        [uniform(f"start {i}", *span, K, CANDIDATES) for i, span in enumerate([(-3, 3)] * 2 + [(0, 3)])], -1
     )
     candidates[..., 2] += bodies.radius[..., None]
     valid = np.ones(B, dtype=bool)
@@ -209,10 +214,10 @@ def _throw(rng: HashRNG, count: np.ndarray, shape: np.ndarray, size: np.ndarray)
         bodies.x[:, k] = candidates[np.arange(B), k, free.argmax(1)]
         valid &= free.any(1) | (k >= count)
         bodies.x[k >= count, k] = [1e3 + 10 * k, 1e3, 0]  # padding is far away
-    aim = rng.uniform("aim", -1.5, 1.5, K, 3) * [1, 1, 0] - bodies.x * [1, 1, 0]
+    aim = uniform("aim", -1.5, 1.5, K, 3) * [1, 1, 0] - bodies.x * [1, 1, 0]
     aim /= np.sqrt(dot(aim, aim))[..., None] + 1e-9
     present = bodies.present[..., None]
-    bodies.v = present * (aim * rng.uniform("throw", 0.0, 4.0, K, 1) + [0, 0, 1] * rng.uniform("lift", -1.0, 2.0, K, 1))
-    bodies.w = present * rng.uniform("spin", -4.0, 4.0, K, 3)
-    bodies.rotation = rotate(rng.uniform("pose", -2.0, 2.0, K, 3), bodies.rotation)
+    bodies.v = present * (aim * uniform("throw", 0.0, 4.0, K, 1) + [0, 0, 1] * uniform("lift", -1.0, 2.0, K, 1))
+    bodies.w = present * uniform("spin", -4.0, 4.0, K, 3)
+    bodies.rotation = rotate(uniform("pose", -2.0, 2.0, K, 3), bodies.rotation)
     return bodies, valid

@@ -14,10 +14,10 @@ Vectors have their components first. Shapes: S scenes (one frame each), n rays o
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,35 +71,39 @@ class Rendered(NamedTuple):
 
 def render(scenes: SceneBatch, image_size: tuple[int, int], device: torch.device | str = "cpu") -> Rendered:
     """Render every frame of every scene at (H, W)."""
-    device = resolve_device(device)
+    scenes = scenes.to(resolve_device(device))
     B, F = scenes.position.shape[:2]
-    rows, frames = (index.ravel() for index in np.indices((B, F)))
-    step = max(1, PIXELS_PER_CHUNK.get(device.type, 1) // math.prod(image_size))
-    chunks = [slice(i, i + step) for i in range(0, B * F, step)]
     with torch.no_grad():
-        done = [_render(_upload(scenes, rows[chunk], frames[chunk], device), image_size) for chunk in chunks]
+        done = [_render(frames, image_size) for frames in _chunks(scenes, math.prod(image_size))]
     if not done:
-        K, image = scenes.shape.shape[1], torch.zeros(B, F, 3, *image_size, dtype=torch.uint8, device=device)
+        K, device = scenes.shape.shape[1], scenes.count.device
+        image = torch.zeros(B, F, 3, *image_size, dtype=torch.uint8, device=device)
         counts = torch.zeros(B, F, K, dtype=torch.long, device=device)
         return Rendered(image, image[:, :, 0], counts, counts)
     return Rendered(*(torch.cat(part).unflatten(0, (B, F)) for part in zip(*done, strict=True)))
 
 
-def count_visible_pixels(scenes: SceneBatch, size: int) -> np.ndarray:
+def count_visible_pixels(scenes: SceneBatch, size: int) -> Tensor:
     """Return how many of size x size pixels show each object (B, F, K).
 
-    This runs on the CPU always, so that every machine accepts the same scenes.
+    The size is a power of two, so that every device accepts the same scenes: CUDA divides by other numbers inexactly.
     """
-    B, F = scenes.position.shape[:2]
-    rows, frames = (index.ravel() for index in np.indices((B, F)))
-    step = max(1, PIXELS_PER_CHUNK["cpu"] * 4 // size**2)
-    counts = [torch.zeros(0, scenes.shape.shape[1], dtype=torch.long)]
+    counts = [torch.zeros(0, scenes.shape.shape[1], dtype=torch.long, device=scenes.count.device)]
     with torch.no_grad():
-        for i in range(0, B * F, step):
-            batch = _upload(scenes, rows[i : i + step], frames[i : i + step], torch.device("cpu"))
-            _, surface, _, _ = _first_hit(batch, _camera_rays(batch, (size, size), ((0.0, 0.0),)), count=0)
-            counts.append(_count_pixels(batch, surface))
-    return torch.cat(counts).unflatten(0, (B, F)).numpy()
+        for frames in _chunks(scenes, size**2 // 4):
+            _, surface, _, _ = _first_hit(frames, _camera_rays(frames, (size, size), ((0.0, 0.0),)), count=0)
+            counts.append(_count_pixels(frames, surface))
+    return torch.cat(counts).unflatten(0, scenes.position.shape[:2])
+
+
+def _chunks(scenes: SceneBatch, pixels: int) -> Iterator[FrameBatch]:
+    """Yield all frames of all scenes, as many at once as the device renders well."""
+    B, F = scenes.position.shape[:2]
+    device = scenes.count.device
+    rows, frames = torch.arange(B, device=device).repeat_interleave(F), torch.arange(F, device=device).repeat(B)
+    step = max(1, PIXELS_PER_CHUNK.get(device.type, 1) // pixels)
+    for i in range(0, B * F, step):
+        yield _frames(scenes, rows[i : i + step], frames[i : i + step])
 
 
 def _count_pixels(batch: FrameBatch, surface: Tensor) -> Tensor:
@@ -107,26 +111,28 @@ def _count_pixels(batch: FrameBatch, surface: Tensor) -> Tensor:
     return torch.stack([(surface == k + 1).sum(1) for k in range(batch.shape.shape[1])], 1)
 
 
-def _upload(scenes: SceneBatch, rows: np.ndarray, frames: np.ndarray, device: torch.device) -> FrameBatch:
-    """Return frame frames[i] of scene rows[i], for every i, as tensors on the device."""
+def _frames(scenes: SceneBatch, rows: Tensor, frames: Tensor) -> FrameBatch:
+    """Return frame frames[i] of scene rows[i], for every i."""
 
-    def put(x: np.ndarray, leading: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Copy to the device with the last `leading` axes first."""
+    def put(x: Tensor, leading: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Convert, with the last `leading` axes first."""
         axes = [*range(x.ndim - leading, x.ndim), *range(x.ndim - leading)]
-        return torch.as_tensor(np.ascontiguousarray(x.transpose(axes)), dtype=dtype).to(device, non_blocking=True)
+        return x.permute(axes).to(dtype).contiguous()
 
     shape, size = scenes.shape[rows], scenes.size[rows]
     camera = Camera(scenes.camera[rows], scenes.target[rows])
+    outer_radius = torch.from_numpy(shapes.OUTER_RADIUS).to(size.device)[shape]
+    view = torch.stack([camera.right * camera.half_width, camera.down * camera.half_width, camera.forward], 1)
     return FrameBatch(
         eye=put(camera.eye, 1),
-        view=put(np.stack([camera.right * camera.half_width, camera.down * camera.half_width, camera.forward], 1), 2),
-        present=put(np.arange(shape.shape[1]) < scenes.count[rows, None], dtype=torch.bool),
-        shape=put(shape, dtype=torch.long),
+        view=put(view, 2),
+        present=torch.arange(shape.shape[1], device=size.device) < scenes.count[rows, None],
+        shape=shape,
         size=put(size),
-        radius=put(shapes.OUTER_RADIUS[shape] * size * 1.001),
+        radius=put(outer_radius * size * 1.001),
         centre=put(scenes.position[rows, frames], 1),
         rotation=put(scenes.rotation[rows, frames], 2),
-        material=put(scenes.material[rows], dtype=torch.long),
+        material=scenes.material[rows],
         palette=put(scenes.palette[rows], 2),
         finish=put(scenes.finish[rows], 1),
         key_light=put(scenes.key_light[rows], 1),

@@ -1,19 +1,24 @@
 """Sampling of scenes: what each one contains, as a pure function of its address.
 
 The address of a scene is (family, split, seed, index). Every random number is a hash of the address, the name of the
-number and a counter. So scene i is the same alone, in any batch and in any process. Whole batches are sampled at once,
-in float64. Nothing here depends on the size of the image.
+number and a counter. So scene i is the same alone, in any batch, in any process and on any device. Whole batches are
+sampled at once, in float64, by operations that IEEE 754 defines to the last bit; others run on the CPU. Nothing here
+depends on the size of the image.
 
 Units are those of CLEVR: the camera is about 11 units away from the origin and objects have radii of 0.4 to 0.85.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from cutslots.scenes import materials, physics, render, shapes
 from cutslots.scenes.physics import CANDIDATES
@@ -82,38 +87,57 @@ class HashRNG:
 
     Family and split are hashed into the upper half of a 64-bit word and the seed, below 2^32, is its lower half. So no
     two of (family, split, seed) share a key. Names of families, splits and numbers are hashed: renaming one of them
-    changes the scenes.
+    changes the scenes. Numbers are on the device of `indices`. Integers of torch wrap around as those of 64 bits do.
     """
 
-    def __init__(self, family: str, split: str, seed: int, indices: np.ndarray, attempt: np.ndarray) -> None:
-        group = zlib.crc32(f"{family}/{split}".encode()) << 32
-        with np.errstate(over="ignore"):
-            key = _mix(np.array([group], dtype=np.uint64) + np.uint64(seed))
-            key = _mix(key + indices.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
-            self.key = _mix(key + attempt.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03))
+    def __init__(self, family: str, split: str, seed: int, indices: Any, attempt: Any) -> None:
+        indices, attempt = torch.as_tensor(indices), torch.as_tensor(attempt)
+        group = (zlib.crc32(f"{family}/{split}".encode()) << 32) + seed
+        key = _mix(torch.full_like(indices[:1], _signed(group)) if len(indices) else indices)
+        key = _mix(key + indices * _signed(0x9E3779B97F4A7C15))
+        self.key = _mix(key + attempt * _signed(0xD1B54A32D192ED03))
 
-    def __call__(self, name: str, *shape: int) -> np.ndarray:
+    def __call__(self, name: str, *shape: int) -> Tensor:
         """Return uniform numbers in [0, 1) of shape (B, *shape)."""
-        n = int(np.prod(shape, dtype=int))
-        counter = np.arange(1, n + 1, dtype=np.uint64)
-        with np.errstate(over="ignore"):
-            stream = _mix(self.key ^ np.uint64(zlib.crc32(name.encode()) * 0x2545F4914F6CDD1D & 0xFFFFFFFFFFFFFFFF))
-            bits = _mix(stream[:, None] + counter * np.uint64(0x9E3779B97F4A7C15))
-        return ((bits >> np.uint64(11)) * 2.0**-53).reshape(len(self.key), *shape)
+        counter = torch.arange(1, math.prod(shape) + 1, device=self.key.device)
+        stream = _mix(self.key ^ _signed(zlib.crc32(name.encode()) * 0x2545F4914F6CDD1D))
+        bits = _mix(stream[:, None] + counter * _signed(0x9E3779B97F4A7C15))
+        return (_shift(bits, 11).double() * 2.0**-53).reshape(len(self.key), *shape)
 
-    def uniform(self, name: str, low: float, high: float, *shape: int) -> np.ndarray:
+    def uniform(self, name: str, low: float, high: float, *shape: int) -> Tensor:
         """Return uniform numbers in [low, high) of shape (B, *shape)."""
         return low + (high - low) * self(name, *shape)
 
-    def choice(self, name: str, options: Sequence[float] | np.ndarray, *shape: int) -> np.ndarray:
+    def choice(self, name: str, options: Sequence[float], *shape: int) -> Tensor:
         """Return options of shape (B, *shape), each equally likely."""
-        return np.asarray(options)[(self(name, *shape) * len(options)).astype(int)]
+        number = (self(name, *shape) * len(options)).long()
+        return tensor(options, self.key.device)[number]
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+def tensor(values: Any, device: torch.device) -> Tensor:
+    """Return numbers as int64 or float64."""
+    return torch.as_tensor(np.asarray(values)).to(device)
+
+
+def _signed(x: int) -> int:
+    """Return the signed integer with the lower 64 bits of x."""
+    return (x + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Return x shifted to the right, filled with zeros."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shift(x, 31)
+
+
+def _on_host(function: Callable[[np.ndarray], np.ndarray], x: Tensor) -> Tensor:
+    """Return a function of NumPy. Those of torch differ in their last bits from device to device."""
+    return torch.from_numpy(function(x.cpu().numpy())).to(x.device)
 
 
 def sample_scenes(
@@ -122,44 +146,52 @@ def sample_scenes(
     seed: int,
     indices: Sequence[int] | np.ndarray,
     num_objects: tuple[int, int] = (MIN_OBJECTS, MAX_OBJECTS),
+    device: torch.device | str = "cpu",
 ) -> SceneBatch:
-    """Return the scenes at these addresses. An invalid scene is sampled again, independently of the others."""
-    indices = np.asarray(indices, dtype=np.int64).reshape(-1)
+    """Return the scenes at these addresses as tensors on the device.
+
+    An invalid scene is sampled again, independently of the others.
+    """
+    index = np.asarray(indices, dtype=np.int64).reshape(-1)
+    at = torch.from_numpy(index).to(device)
     # All attempts at a scene have the same number of objects. Otherwise crowded scenes would be rare.
     low, high = num_objects
-    count = HashRNG(family, split, seed, indices, 0 * indices).choice("count", np.arange(low, high + 1))
-    remaining, attempt = np.arange(len(indices)), 0
+    count = HashRNG(family, split, seed, at, 0 * at).choice("count", range(low, high + 1))
+    remaining, attempt = np.arange(len(index)), 0
     accepted: list[SceneBatch] = []
     accepted_rows: list[np.ndarray] = []
     while len(remaining) or not accepted:
         # The last few scenes make several attempts at once; the first valid attempt counts.
         tries = int(np.clip(ATTEMPTS_PER_BATCH // max(len(remaining), 1), 1, 8))
         rows, attempts = np.repeat(remaining, tries), attempt + np.tile(np.arange(tries), len(remaining))
-        scenes, valid = _attempt(family, HashRNG(family, split, seed, indices[rows], attempts), count[rows])
-        valid = valid.reshape(len(remaining), tries)
+        row, number = torch.from_numpy(rows).to(device), torch.from_numpy(attempts).to(device)
+        scenes, is_valid = _attempt(family, HashRNG(family, split, seed, at[row], number), count[row])
+        valid = is_valid.cpu().numpy().reshape(len(remaining), tries)
         found = valid.any(1)
-        accepted.append(scenes.select((np.arange(len(remaining)) * tries + valid.argmax(1))[found]))
+        first = (np.arange(len(remaining)) * tries + valid.argmax(1))[found]
+        accepted.append(scenes.select(torch.from_numpy(first).to(device)))
         accepted_rows.append(remaining[found])
         remaining, attempt = remaining[~found], attempt + tries
         if len(remaining) and attempt > MAX_ATTEMPTS:
             raise RuntimeError(
-                f"scene {indices[remaining[0]]} of {family} has no valid arrangement after {MAX_ATTEMPTS} attempts; "
+                f"scene {index[remaining[0]]} of {family} has no valid arrangement after {MAX_ATTEMPTS} attempts; "
                 "use another seed or fewer objects"
             )
-    return SceneBatch.concatenate(accepted).select(np.argsort(np.concatenate(accepted_rows), kind="stable"))
+    order = np.argsort(np.concatenate(accepted_rows), kind="stable")
+    return SceneBatch.concatenate(accepted).select(torch.from_numpy(order).to(device))
 
 
-def _attempt(name: str, rng: HashRNG, count: np.ndarray) -> tuple[SceneBatch, np.ndarray]:
+def _attempt(name: str, rng: HashRNG, count: Tensor) -> tuple[SceneBatch, Tensor]:
     """Return one attempt at every scene, and which of them are valid (B,)."""
-    family, B, K = FAMILIES[name], len(rng.key), MAX_OBJECTS
+    family, B, K, device = FAMILIES[name], len(rng.key), MAX_OBJECTS, rng.key.device
     shape = rng.choice("shape", [shapes.NAMES.index(s) for s in family.shapes], K)
     size = rng.choice("size", family.sizes, K)
-    eye = np.array([7.36, -6.93, 4.96]) + rng.uniform("eye", -0.5, 0.5, 3)
-    target = rng.uniform("target", -0.25, 0.25, 3) * [1, 1, 0] + [-0.45, 0.42, 0.2]
+    eye = tensor([7.36, -6.93, 4.96], device) + rng.uniform("eye", -0.5, 0.5, 3)
+    target = rng.uniform("target", -0.25, 0.25, 3) * tensor([1, 1, 0], device) + tensor([-0.45, 0.42, 0.2], device)
     if family.frames == 1:
         position, valid = _place(rng, Camera(eye, target), count, shape, size)
         rotation = _yaw(rng.uniform("turn", 0, 2 * np.pi, K))[:, None]
-        position, velocity = position[:, None], np.zeros((B, 1, K, 3))
+        position, velocity = position[:, None], position.new_zeros(B, 1, K, 3)
     else:
         position, rotation, velocity, valid = physics.simulate(rng, count, shape, size, family.frames)
     color, material, palette, finish = _surfaces(family, rng)
@@ -168,80 +200,76 @@ def _attempt(name: str, rng: HashRNG, count: np.ndarray) -> tuple[SceneBatch, np
     )
     visible = render.count_visible_pixels(scenes, VISIBILITY_SIZE) >= MIN_VISIBLE_RAYS
     visible = visible.sum(1) >= min(MIN_VISIBLE_FRAMES, family.frames)
-    return scenes, valid & (visible | (np.arange(K) >= count[:, None])).all(1)
+    return scenes, valid & (visible | (torch.arange(K, device=device) >= count[:, None])).all(1)
 
 
-def _lights(rng: HashRNG) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _lights(rng: HashRNG) -> tuple[Tensor, Tensor, Tensor]:
     """Return positions of key and fill light and the strengths of key, fill and ambient light, each (B, 3)."""
-    key = np.array([-2.0, -7.0, 7.0]) + rng.uniform("key", -1.5, 1.5, 3)
-    fill = np.array([6.0, 3.0, 5.0]) + rng.uniform("fill", -1.0, 1.0, 3)
+    key = tensor([-2.0, -7.0, 7.0], rng.key.device) + rng.uniform("key", -1.5, 1.5, 3)
+    fill = tensor([6.0, 3.0, 5.0], rng.key.device) + rng.uniform("fill", -1.0, 1.0, 3)
     ranges = (("k", 0.85, 1.15), ("f", 0.2, 0.4), ("a", 0.3, 0.45))
-    return key, fill, np.stack([rng.uniform(name, low, high) for name, low, high in ranges], 1)
+    return key, fill, torch.stack([rng.uniform(name, low, high) for name, low, high in ranges], 1)
 
 
-def _place(
-    rng: HashRNG, camera: Camera, count: np.ndarray, shape: np.ndarray, size: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _place(rng: HashRNG, camera: Camera, count: Tensor, shape: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
     """Return centres (B, K, 3) of objects on the ground, in view and not touching, and which scenes had room (B,)."""
-    B, K = shape.shape
-    radius, height = shapes.GROUND_RADIUS[shape] * size, shapes.REST_HEIGHT[shape] * size
+    (B, K), device = shape.shape, shape.device
+    radius, height = (tensor(x, device)[shape] * size for x in (shapes.GROUND_RADIUS, shapes.REST_HEIGHT))
     candidates = rng.uniform("spot", -3.6, 3.6, K, CANDIDATES, 2)
-    candidates = np.concatenate([candidates, np.broadcast_to(height[..., None, None], (B, K, CANDIDATES, 1))], -1)
-    in_view = (np.abs(camera.project(candidates)) < 0.92).all(-1)
-    position, valid = np.zeros((B, K, 3)), np.ones(B, dtype=bool)
+    candidates = torch.cat([candidates, height[..., None, None].expand(B, K, CANDIDATES, 1)], -1)
+    in_view = (camera.project(candidates).abs() < 0.92).all(-1)
+    position, valid = candidates.new_zeros(B, K, 3), torch.ones(B, dtype=torch.bool, device=device)
     for k in range(K):
         offset = candidates[:, k, :, None, :2] - position[:, None, :k, :2]
         distance = radius[:, None, :k] + radius[:, k, None, None] + 0.1
-        free = in_view[:, k] & (offset[..., 0] ** 2 + offset[..., 1] ** 2 > distance**2).all(-1)
-        position[:, k] = candidates[np.arange(B), k, free.argmax(1)]
+        apart = offset[..., 0] * offset[..., 0] + offset[..., 1] * offset[..., 1] > distance * distance
+        free = in_view[:, k] & apart.all(-1)
+        found = candidates[torch.arange(B, device=device), k, free.int().argmax(1)]
         valid &= free.any(1) | (k >= count)
-        position[k >= count, k] = [1e3 + 10 * k, 1e3, 0]  # padding is far away
+        padding = found.new_tensor([1e3 + 10 * k, 1e3, 0])  # far away
+        position[:, k] = torch.where((k >= count)[:, None], padding, found)
     return position, valid
 
 
-def _surfaces(family: Family, rng: HashRNG) -> tuple[np.ndarray, ...]:
+def _surfaces(family: Family, rng: HashRNG) -> tuple[Tensor, ...]:
     """Return color, material, palette and finish of the ground (surface 0) and of every object."""
-    B, S = len(rng.key), MAX_OBJECTS + 1
+    (B,), S, device = rng.key.shape, MAX_OBJECTS + 1, rng.key.device
     material = rng.choice("material", [materials.NAMES.index(m) for m in family.materials], S)
     palette = _sample_palette(rng, S)
-    finish = np.concatenate(
-        [
-            np.exp(rng.uniform("scale", np.log(0.4), np.log(1.5), S, 1)),
-            rng.uniform("bump", 0.0, 1.0, S, 1),
-            rng.uniform("rough", 0.1, 0.9, S, 1),
-            rng.uniform("offset", 0.0, 1.0, S, 3),
-        ],
-        -1,
-    )
-    color = np.full((B, MAX_OBJECTS), -1)
+    scale = _on_host(np.exp, rng.uniform("scale", np.log(0.4), np.log(1.5), S, 1))
+    bump, roughness = rng.uniform("bump", 0.0, 1.0, S, 1), rng.uniform("rough", 0.1, 0.9, S, 1)
+    finish = torch.cat([scale, bump, roughness, rng.uniform("offset", 0.0, 1.0, S, 3)], -1)
+    color = torch.full((B, MAX_OBJECTS), -1, device=device)
     if not family.textured:
-        color = rng.choice("colour", np.arange(len(COLORS)), MAX_OBJECTS)
-        palette[:, 1:] = srgb_to_linear(np.array(list(COLORS.values())) / 255.0)[color][:, :, None]
-        grey = rng.uniform("grey", 0.32, 0.42, 1, 1)
-        palette[:, 0], material[:, 0] = grey, materials.NAMES.index("rubber")
+        color = rng.choice("colour", range(len(COLORS)), MAX_OBJECTS)
+        colors = tensor(srgb_to_linear(np.array(list(COLORS.values())) / 255.0), device)
+        palette[:, 1:] = colors[color][:, :, None]
+        palette[:, 0] = rng.uniform("grey", 0.32, 0.42, 1, 1)
+        material[:, 0] = materials.NAMES.index("rubber")
     if family.one_material:
-        material[:], palette[:], finish[:, :, :3] = material[:, :1], palette[:, :1], finish[:, :1, :3]
+        material, palette = material[:, :1].expand(B, S), palette[:, :1].expand(B, S, 3, 3)
+        finish = torch.cat([finish[:, :1, :3].expand(B, S, 3), finish[:, :, 3:]], -1)
     return color, material, palette, finish
 
 
-def _sample_palette(rng: HashRNG, S: int) -> np.ndarray:
+def _sample_palette(rng: HashRNG, S: int) -> Tensor:
     """Return three linear RGB colors (B, S, 3, 3) for each surface: one hue, a similar hue and any other hue."""
     close, other = rng.uniform("close", -0.12, 0.12, S, 1), rng("other", S, 1)
-    hue = rng("hue", S, 1) + np.concatenate([0 * close, close, other], -1)
+    hue = rng("hue", S, 1) + torch.cat([0 * close, close, other], -1)
     saturation = rng.uniform("saturation", 0.05, 0.75, S, 1) * rng.uniform("less", 0.5, 1.0, S, 3)
     value = rng.uniform("value", 0.25, 0.85, S, 1)
-    second = np.clip(value + rng.choice("sign", [-1.0, 1.0], S, 1) * rng.uniform("contrast", 0.2, 0.6, S, 1), 0.08, 0.9)
-    value = np.concatenate([value, second, rng.uniform("third", 0.1, 0.9, S, 1)], -1)
-    wheel = np.abs((hue[..., None] + [0.0, 2 / 3, 1 / 3]) % 1 * 6 - 3) - 1
-    return srgb_to_linear(value[..., None] * (1 - saturation[..., None] * (1 - np.clip(wheel, 0, 1))))
+    second = value + rng.choice("sign", [-1.0, 1.0], S, 1) * rng.uniform("contrast", 0.2, 0.6, S, 1)
+    value = torch.cat([value, second.clamp(0.08, 0.9), rng.uniform("third", 0.1, 0.9, S, 1)], -1)
+    wheel = ((hue[..., None] + tensor([0.0, 2 / 3, 1 / 3], hue.device)) % 1 * 6 - 3).abs() - 1
+    return srgb_to_linear(value[..., None] * (1 - saturation[..., None] * (1 - wheel.clamp(0, 1))))
 
 
-def srgb_to_linear(srgb: np.ndarray) -> np.ndarray:
+def srgb_to_linear(srgb: Any) -> Any:
     """Return linear values of sRGB in [0, 1], approximated by the square, which is the same on every machine."""
     return srgb * srgb
 
 
-def _yaw(angle: np.ndarray) -> np.ndarray:
+def _yaw(angle: Tensor) -> Tensor:
     """Return rotations (..., 3, 3) about the vertical axis."""
-    c, s, zero, one = np.cos(angle), np.sin(angle), np.zeros_like(angle), np.ones_like(angle)
-    return np.stack([c, -s, zero, s, c, zero, zero, zero, one], -1).reshape(*angle.shape, 3, 3)
+    c, s, zero, one = _on_host(np.cos, angle), _on_host(np.sin, angle), torch.zeros_like(angle), torch.ones_like(angle)
+    return torch.stack([c, -s, zero, s, c, zero, zero, zero, one], -1).reshape(*angle.shape, 3, 3)

@@ -126,15 +126,15 @@ def test_cache_names_tell_scenes_apart():
 def test_an_interrupted_cache_resumes(tmp_path, monkeypatch):
     scenes = Scenes("plain", size=16, count=6)
     calls = []
-    original = Scenes.sample
+    original = Scenes._sample
 
-    def failing(self, indices):
+    def failing(self, indices, device):
         calls.append(list(indices))
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return original(self, indices)
+        return original(self, indices, device)
 
-    monkeypatch.setattr(Scenes, "sample", failing)
+    monkeypatch.setattr(Scenes, "_sample", failing)
     with pytest.raises(KeyboardInterrupt):
         scenes.cache(tmp_path, batch=2, quiet=True)
     cached = scenes.cache(tmp_path, batch=2, quiet=True)

@@ -7,7 +7,7 @@ from cutslots.scenes.sample import FRAMES, HashRNG, sample_scenes
 
 @pytest.fixture(scope="module")
 def scenes():
-    return sample_scenes("moving", "test", 0, np.arange(12))
+    return sample_scenes("moving", "test", 0, np.arange(12)).numpy()
 
 
 def test_motion_is_continuous(scenes):
@@ -48,11 +48,11 @@ def test_bodies_do_not_sink_into_the_ground_or_overlap(scenes):
 
 def test_energy_never_grows():
     rng = HashRNG("moving", "train", 5, np.arange(8), np.zeros(8, dtype=int))
-    shape = rng.choice("shape", [shapes.NAMES.index(s) for s in ("sphere", "cube", "cylinder")], 10)
-    bodies = physics.Bodies(shape, rng.choice("size", [0.7, 0.4], 10), np.ones((8, 10), dtype=bool))
-    bodies.x = rng.uniform("x", -2, 2, 10, 3)
+    shape = rng.choice("shape", [shapes.NAMES.index(s) for s in ("sphere", "cube", "cylinder")], 10).numpy()
+    bodies = physics.Bodies(shape, rng.choice("size", [0.7, 0.4], 10).numpy(), np.ones((8, 10), dtype=bool))
+    bodies.x = rng.uniform("x", -2, 2, 10, 3).numpy()
     bodies.x[..., 2] += 3
-    bodies.v, bodies.w = rng.uniform("v", -3, 3, 10, 3), rng.uniform("w", -5, 5, 10, 3)
+    bodies.v, bodies.w = rng.uniform("v", -3, 3, 10, 3).numpy(), rng.uniform("w", -5, 5, 10, 3).numpy()
     last = bodies.energy()
     for _ in range(600):
         bodies.step(1 / 192)

@@ -25,7 +25,7 @@ def test_every_object_is_visible(family):
 
 def test_the_mask_of_a_sphere_matches_its_projection():
     """The reference computes the distance of the rays through pixel centres from the sphere's centre."""
-    contents = sample.sample_scenes("plain", "train", 0, np.arange(40))
+    contents = sample.sample_scenes("plain", "train", 0, np.arange(40)).numpy()
     spheres = [(b, k) for b in range(40) for k in range(contents.count[b]) if contents.shape[b, k] == 0]
     b, k = spheres[0]
     one = contents.select(slice(b, b + 1))
