@@ -234,7 +234,7 @@ def app(
     device: str = "auto",
     plugins: Plugins = (),
 ) -> None:
-    """Serve a web page to try models and cuts: discover objects, select and merge slots, cut an image by scribbles.
+    """Serve a web page to try models and cuts: discover objects, select and merge slots, segment by scribbles.
 
     Args:
         checkpoints: Checkpoints to choose from besides those of the package: run folders or .safetensors files.

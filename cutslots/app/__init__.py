@@ -6,7 +6,9 @@ Read the modules in this order:
     figures.py         images as HTML; the files in static/
     events.py          Gradio: import it, run a function on an event, show errors in the page
     discovery_tab.py   first tab: the slots of a model in an image or video; select, hide, merge and download them
-    cut_tab.py         second tab: the graph cut of one image from scribbles, relaxed and exact
+    scribbles.py       the strokes that a visitor draws, as pixels
+    cut_comparison.py  the relaxed and the exact cut of an image with scribbles
+    segment_tab.py     second tab: segment a photograph by scribbles, live
     page.py            both tabs as one Gradio page
     sessions.py        whose state is stored
     security.py        which requests are answered; the security headers

@@ -31,7 +31,7 @@ from cutslots.app import sources
 from cutslots.app.events import EVENT_OPTIONS, on_event
 from cutslots.app.figures import boundaries, figure_html, image_url, static
 from cutslots.app.security import MAX_UPLOAD
-from cutslots.app.sources import Source, generate_scene, open_upload
+from cutslots.app.sources import Source, generate_scene, open_source, open_upload
 from cutslots.inference.coco import add_annotations, new_coco
 from cutslots.inference.prediction import draw_overlay, mask_files
 from cutslots.inference.predictor import is_unfamiliar, predict_image, unfamiliar_sentence
@@ -329,7 +329,7 @@ class DiscoveryTab:
 
     def __init__(self, gr: Any, choices: Sequence[str], allow_paths: bool, get_model: Callable[[str], Discovery]):
         self.gr, self.get_model = gr, get_model
-        self.state, self.zip_text = gr.State(), gr.Textbox(visible=False)
+        self.state, self.file = gr.State(), gr.Textbox(visible=False)
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
                 self._add_inputs(list(choices), allow_paths)
@@ -391,8 +391,8 @@ class DiscoveryTab:
         on_event([self.shown.select], self.select_slot, [self.state], view)
         on_event([self.merge_button.click], self.merge_slots, [self.state, self.merge], slots, trigger_mode="once")
         on_event([self.unmerge_button.click], self.undo_merges, [self.state], slots, trigger_mode="once")
-        zipped = on_event([self.download_button.click], self.download, [self.state], self.zip_text, trigger_mode="once")
-        zipped.success(None, self.zip_text, self.zip_text, js=static("download.js"))
+        zipped = on_event([self.download_button.click], self.download, [self.state], self.file, trigger_mode="once")
+        zipped.success(None, self.file, self.file, js=static("download.js"))
 
     # Handlers. They return new values for `view`, `slots` or `everything` in `connect`.
 
@@ -402,7 +402,7 @@ class DiscoveryTab:
         return self._update_all(discover(model, scene, masks))
 
     def show_upload(self, checkpoint: str, file: Any, masks: Any) -> list:
-        source = open_upload(file)
+        source = open_upload(file, open_source)
         view = discover(self.get_model(checkpoint), source, masks, sources.MAX_FRAMES, UPLOAD_SECONDS)
         return self._update_all(view)
 
@@ -431,7 +431,7 @@ class DiscoveryTab:
         return self._update_slots(unmerge(require_session(view)))
 
     def download(self, view: ViewState | None) -> str:
-        return base64.b64encode(zip_masks(require_session(view))).decode()
+        return f"masks.zip:{base64.b64encode(zip_masks(require_session(view))).decode()}"
 
     def _update_view(self, view: ViewState) -> list:
         return [view, view_html(view)]

@@ -25,7 +25,12 @@ def image_url(image: Image.Image | np.ndarray) -> str:
     data, image = io.BytesIO(), image if isinstance(image, Image.Image) else Image.fromarray(image)
     kind = "png" if max(image.size) <= MAX_PNG_SIZE else "jpeg"
     image.save(data, kind, quality=90)
-    return f"data:image/{kind};base64,{base64.b64encode(data.getvalue()).decode()}"
+    return data_url(data.getvalue(), kind)
+
+
+def data_url(data: bytes, kind: str) -> str:
+    """Return the bytes of an image file as a data URL. `kind` is "png" or "jpeg"."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def figure_html(image: Image.Image | np.ndarray, caption: str, alt: str, over: str = "", css_class: str = "") -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cutslots.app.cut_tab import CutTab
 from cutslots.app.discovery_tab import DiscoveryTab, load_cached
 from cutslots.app.events import import_gradio
+from cutslots.app.segment_tab import SegmentTab
 from cutslots.models.discovery import Discovery
 
 
@@ -28,6 +28,6 @@ def build_page(choices: Sequence[str], allow_paths: bool = True, device: str = "
         gr.Markdown("# cutslots\nObject discovery without labels, by differentiable graph cuts.")
         with gr.Tab("Object discovery"):
             DiscoveryTab(gr, choices, allow_paths, get_model).connect(page)
-        with gr.Tab("Graph cut"):
-            CutTab(gr).connect()
+        with gr.Tab("Segmentation"):
+            SegmentTab(gr).connect()
     return page.queue(max_size=32, default_concurrency_limit=1, api_open=False)

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,8 @@ FAMILIES = ("plain", "textured", "ood", "camo")
 SCENE_SIZE = 192  # pixels; a scene is rendered at the largest multiple of the model's size up to this
 
 MAX_IMAGE_SIZE = 768  # pixels of the longer side; larger images are downscaled, and the page says so
+
+MAX_PHOTOGRAPH = 12_500_000  # pixels of an image to segment; the same
 
 MAX_FRAME_SIZE = 320  # the same for the frames of a video
 
@@ -49,15 +51,16 @@ def generate_scene(family: str, seed: int, objects: int, image_size: tuple[int, 
     return Source(f"{family}_{seed}_{objects}", [Image.fromarray(image.permute(1, 2, 0).numpy().copy())])
 
 
-def open_upload(file: Any) -> Source:
+def open_upload(file: Any, open_path: Callable[[Path], Source]) -> Source:
     """Open the uploaded file that Gradio describes by `file`, and remove it from disk: the frames are in memory.
 
-    Raises ValueError for files outside of Gradio's folder of uploads."""
+    `open_path` is `open_source` or `open_photograph`. Raises ValueError for files outside of Gradio's folder of
+    uploads."""
     path, folder = Path(file["path"]), os.environ.get("GRADIO_TEMP_DIR")
     if not folder or Path(folder).resolve() not in path.resolve().parents or not path.is_file():
         raise ValueError(f"the server does not store {path.name}; upload it again")
     try:
-        return open_source(path)
+        return open_path(path)
     finally:
         with contextlib.suppress(OSError):  # another visitor uploaded the same file, or the folder holds more
             path.unlink()
@@ -68,29 +71,50 @@ def open_source(path: Path) -> Source:
     """Open an uploaded image, or the first `MAX_FRAMES` frames of a video.
 
     Raises ValueError with the file's name, but not its folder, if the file cannot be read."""
+    with _reading(path) as is_video:
+        frames = itertools.islice(open_video(path).frames, MAX_FRAMES) if is_video else [read_image(path)]
+        small, sizes = _downscale(frames, MAX_FRAME_SIZE if is_video else MAX_IMAGE_SIZE)
+    note = f"Downscaled from {sizes}; the commands predict and track keep the full size." if sizes else ""
+    return Source(_name(path), small, note)
+
+
+def open_photograph(path: Path) -> Source:
+    """Open an uploaded image, or the first frame of a video, with about `MAX_PHOTOGRAPH` pixels at most.
+
+    Raises ValueError as `open_source` does."""
+    with _reading(path) as is_video:
+        image = next(iter(open_video(path).frames)) if is_video else read_image(path)
+    scale = (MAX_PHOTOGRAPH / (image.width * image.height)) ** 0.5
+    small, sizes = _downscale([image], int(max(image.size) * min(scale, 1)))
+    note = f"Downscaled from {sizes}; the command segment keeps the full size." if sizes else ""
+    return Source(_name(path), small, note)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[bool]:
+    """Check the suffix of a file; errors name the file without its folder. Yields whether the file is a video."""
     suffix = path.suffix.lower()
     if suffix not in UPLOAD_SUFFIXES:
         raise ValueError(f"{path.name} cannot be opened; expected a file that ends with {', '.join(UPLOAD_SUFFIXES)}")
     try:
         with warnings.catch_warnings(action="ignore"):  # Pillow warns of files that it reads nevertheless
-            is_video = suffix in VIDEO_SUFFIXES or _is_animated(path)
-            frames = itertools.islice(open_video(path).frames, MAX_FRAMES) if is_video else [read_image(path)]
-            small, note = _downscale(frames, MAX_FRAME_SIZE if is_video else MAX_IMAGE_SIZE)
+            yield suffix in VIDEO_SUFFIXES or _is_animated(path)
     except ValueError as error:
         raise ValueError(str(error).replace(str(path), path.name)) from None
-    return Source(path.stem.replace(".", "_")[:40], small, note)
+
+
+def _name(path: Path) -> str:
+    return path.stem.replace(".", "_")[:40]
 
 
 def _downscale(frames: Iterable[Image.Image], max_size: int) -> tuple[list[Image.Image], str]:
-    """Shrink frames whose longer side exceeds `max_size`. Also returns a sentence that says so, or ""."""
+    """Shrink frames whose longer side exceeds `max_size`. Also returns both sizes, or "" if nothing was shrunk."""
     small = []
     for frame in frames:
         before = frame.size
         frame.thumbnail((max_size, max_size), Image.Resampling.LANCZOS)
         small.append(frame)
-    sizes = "{}x{} to {}x{}".format(*before, *frame.size)
-    note = f"Downscaled from {sizes}; the commands predict and track keep the full size."
-    return small, note if before != frame.size else ""
+    return small, "{}x{} to {}x{}".format(*before, *frame.size) if before != frame.size else ""
 
 
 def _is_animated(path: Path) -> bool:

@@ -102,6 +102,12 @@ class Segmentation:
         image.putalpha(Image.fromarray(_to_bytes(self.alpha[label])))
         return image
 
+    def label_image(self) -> Image.Image:
+        """Return the labels as a palette image in their colors, value = label, from 1."""
+        image = Image.fromarray(self.labels + np.uint8(1)).convert("P")
+        image.putpalette(bytes(3) + self.colors.tobytes())
+        return image
+
     def to_dict(self) -> dict[str, Any]:
         """Return the contents of result.json; its labels are from 1, as those of all files."""
         areas = np.bincount(self.labels.ravel(), minlength=len(self.colors))
@@ -127,9 +133,7 @@ class Segmentation:
             old.unlink()
         for k, alpha in enumerate(self.alpha):
             write_atomically(folder / alpha_name(k), encode_png(_to_bytes(alpha)))
-        labels = Image.fromarray(self.labels + np.uint8(1)).convert("P")
-        labels.putpalette(bytes(3) + self.colors.tobytes())
-        write_atomically(folder / "labels.png", encode_png(labels))
+        write_atomically(folder / "labels.png", encode_png(self.label_image()))
         write_atomically(folder / "overlay.png", encode_png(self.overlay()))
         write_json(folder / "result.json", self.to_dict())
 

@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cutslots.app.cut_tab import example
 from cutslots.app.sessions import MAX_SESSIONS
 from tests.app.conftest import CHECKPOINT
 from tests.conftest import need
@@ -30,7 +29,7 @@ try:
 except ImportError:
     sync_playwright = None
 
-DISCOVERY, CUT = "Object discovery", "Graph cut"  # names of the tabs
+DISCOVERY, SEGMENTATION = "Object discovery", "Segmentation"  # names of the tabs
 
 # Runs the command in a process that logs every address it connects to, except this machine's.
 MONITORED_APP = """
@@ -224,26 +223,175 @@ def test_upload_of_a_video_is_tracked(page, tmp_path):
     expect(page.locator("#discovery .status")).to_contain_text("3 frames")
 
 
-# -------------------------------------------------------------------------------------------------------------- cut tab
+# ----------------------------------------------------------------------------------------------------- segmentation tab
 
 
-def open_file(page, path):
-    """Upload a file in the cut tab."""
+RESULT = "#segmentation .images img"
+
+
+def open_image(page, path):
+    """Upload a file in the segmentation tab."""
     with page.expect_file_chooser() as chooser:
-        page.get_by_role("button", name="Open file").click()
+        page.get_by_role("button", name="Open image").click()
     chooser.value.set_files(path)
 
 
-def wait_for_scribbles(page, count):
-    """Wait until this number of pixels of the canvas is scribbled on."""
-    test = """count => { const canvas = document.querySelector('#canvas canvas');
-        const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
-        return data.filter((value, i) => i % 4 === 3 && value).length === count; }"""
-    page.wait_for_function(test, arg=int(count))
+def choose_brush(page, name):
+    page.locator("#canvas .brush", has_text=name).click()
+
+
+def stroke(page, name, *points):
+    """Draw with the mouse through points (x, y) in [0, 1]."""
+    choose_brush(page, name)
+    canvas = page.locator("#canvas canvas")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    (x, y), *rest = ((box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points)
+    page.mouse.move(x, y)
+    page.mouse.down()
+    for x, y in rest:
+        page.mouse.move(x, y, steps=4)
+    page.mouse.up()
+
+
+def scribbled(page, x, y):
+    """The color of the canvas at a point in [0, 1], RGBA."""
+    test = """([x, y]) => { const canvas = document.querySelector('#canvas canvas');
+        return [...canvas.getContext('2d').getImageData(x * canvas.width, y * canvas.height, 1, 1).data]; }"""
+    return page.evaluate(test, [x, y])
+
+
+@pytest.fixture
+def halves(page, tmp_path):
+    """The tab with a photograph of 1,200 by 600 pixels, dark on the left and light on the right; it has no strokes."""
+    pixels = np.random.default_rng(0).integers(0, 50, (600, 1200, 3), dtype=np.uint8)
+    pixels[:, 400:] += np.uint8(170)
+    Image.fromarray(pixels).save(tmp_path / "halves.png")
+    open_tab(page, SEGMENTATION)
+    open_image(page, tmp_path / "halves.png")
+    expect(page.locator("#canvas canvas")).to_have_attribute("height", "512")
+    expect(page.locator("#segmentation .hint")).to_contain_text("Mark the object with one brush")
+    return page
+
+
+def draw_halves(page):
+    stroke(page, "blue", (0.1, 0.2), (0.2, 0.8))
+    stroke(page, "orange", (0.7, 0.2), (0.8, 0.8))
+    expect(page.locator("#segmentation .status")).to_contain_text("blue 33.")
+
+
+def test_strokes_are_segmented_live(halves):
+    stroke(halves, "blue", (0.1, 0.2), (0.2, 0.8))
+    start = time.perf_counter()
+    stroke(halves, "orange", (0.7, 0.2), (0.8, 0.8))
+    expect(halves.locator(RESULT)).to_have_count(3)
+    print(f"stroke drawn and segmentation shown: {time.perf_counter() - start:.2f} s")
+    status = "at 512x256 pixels; downloads have 1200x600."
+    expect(halves.locator("#segmentation .status")).to_contain_text(status)
+    expect(halves.locator("#canvas .outlines")).to_be_visible()
+    before = image_sources(halves, RESULT)
+    halves.locator("#chosen").get_by_label("orange").check()
+    wait_for_change(halves, RESULT, before)
+    expect(halves.locator("#segmentation figcaption").last).to_have_text("cut-out: orange")
+
+
+def test_downloads_have_the_resolution_of_the_photograph(halves, tmp_path):
+    halves.get_by_role("button", name="Download labels").click()
+    expect(halves.get_by_text("marks of 0 labels; expected at least 2")).to_be_visible()
+    draw_halves(halves)
+    for kind in ("labels", "cut-out"):
+        with halves.expect_download() as download:
+            halves.get_by_role("button", name=f"Download {kind}").click()
+        name = download.value.suggested_filename
+        assert name == kind.replace("-", "") + ".png"
+        download.value.save_as(tmp_path / name)
+    labels, cutout = (np.asarray(Image.open(tmp_path / name)) for name in ("labels.png", "cutout.png"))
+    assert (labels == np.where(np.arange(1200) < 400, 1, 2)).all() and labels.shape == (600, 1200)
+    photograph = np.asarray(Image.open(tmp_path / "halves.png"))
+    assert (
+        (cutout[..., :3] == photograph).all() and (cutout[:, :400, 3] > 127).all() and (cutout[:, 400:, 3] < 128).all()
+    )
+
+
+def test_undo_clear_and_eraser(halves):
+    draw_halves(halves)
+    assert scribbled(halves, 0.15, 0.5) == [0, 114, 178, 255] and scribbled(halves, 0.75, 0.5) == [213, 94, 0, 255]
+    halves.get_by_role("button", name="Undo").click()
+    expect(halves.locator("#segmentation .hint")).to_contain_text("Mark the object with one brush")
+    expect(halves.locator("#canvas .outlines")).to_be_hidden()
+    assert scribbled(halves, 0.75, 0.5)[3] == 0
+    stroke(halves, "orange", (0.7, 0.2), (0.8, 0.8))
+    expect(halves.locator("#segmentation .status")).to_contain_text("blue 33.")
+    halves.locator("#canvas [name=size]").fill("60")
+    stroke(halves, "eraser", (0.7, 0.2), (0.8, 0.8))
+    expect(halves.locator("#segmentation .hint")).to_contain_text("Mark the object with one brush")
+    assert scribbled(halves, 0.75, 0.5)[3] == 0 and scribbled(halves, 0.15, 0.5)[3] == 255
+    halves.get_by_role("button", name="Clear").click()
+    assert scribbled(halves, 0.15, 0.5)[3] == 0
+    halves.get_by_role("button", name="Example").click()
+    expect(halves.locator("#segmentation .status")).to_contain_text("at 384x384 pixels")
+
+
+def test_the_last_of_many_quick_strokes_is_shown(halves):
+    """Requests are debounced, and no older answer replaces that of the last stroke."""
+    requests = []
+    halves.on("request", lambda request: requests.append(request.url) if request.url.endswith("queue/join?") else None)
+    draw_halves(halves)
+    requests.clear()
+    for k in range(6):
+        stroke(halves, "green", (0.5 + 0.03 * k, 0.3), (0.5 + 0.03 * k, 0.7))
+    stroke(halves, "pink", (0.9, 0.3), (0.95, 0.7))
+    expect(halves.locator("#segmentation .status")).to_contain_text("pink")
+    halves.wait_for_timeout(1000)
+    expect(halves.locator("#segmentation .status")).to_contain_text("pink")
+    assert len(requests) <= 7  # at most one for each stroke
+
+
+def test_strokes_by_touch(browser, server):
+    context = browser.new_context(viewport={"width": 400, "height": 900}, has_touch=True)
+    page = context.new_page()
+    page.goto(server)
+    open_tab(page, SEGMENTATION)
+    page.wait_for_timeout(500)
+    before, canvas = image_sources(page, RESULT), page.locator("#canvas canvas")
+    choose_brush(page, "yellow")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    page.touchscreen.tap(box["x"] + 0.2 * box["width"], box["y"] + 0.6 * box["height"])
+    wait_for_change(page, RESULT, before)
+    expect(page.locator("#segmentation .status")).to_contain_text("yellow")
+    context.close()
+
+
+def test_strokes_by_keyboard(page):
+    open_tab(page, SEGMENTATION)
+    before, canvas = image_sources(page, RESULT), page.locator("#canvas canvas")
+    page.locator("#canvas [name=brush]").nth(0).focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    assert page.locator("#canvas [name=brush]:checked").get_attribute("value") == "4"
+    canvas.focus()
+    for key in ("ArrowDown", "ArrowDown", "Shift+ArrowDown", "Space"):
+        page.keyboard.press(key)
+    wait_for_change(page, RESULT, before)
+    expect(page.locator("#segmentation .status")).to_contain_text("yellow")
+    canvas.focus()
+    page.keyboard.press("Control+z")
+    page.keyboard.press("Control+z")
+    expect(page.locator("#segmentation .status")).not_to_contain_text("yellow")
+
+
+def test_unreadable_file_in_the_segmentation_tab(halves, tmp_path):
+    (tmp_path / "notes.png").write_text("these are not pixels")
+    open_image(halves, tmp_path / "notes.png")
+    expect(halves.get_by_text("notes.png cannot be read as a")).to_be_visible()
+    expect(halves.locator("#canvas canvas")).to_have_attribute("height", "512")
 
 
 def test_gamma_changes_p_but_not_the_exact_cut(page):
-    open_tab(page, CUT)
+    open_tab(page, SEGMENTATION)
+    expect(page.locator("#cuts")).to_be_hidden()
+    page.locator("#compare").get_by_role("checkbox").check()
     expect(page.locator("#cuts img")).to_have_count(5)
     before, start = image_sources(page, "#cuts img"), time.perf_counter()
     page.get_by_role("slider", name=re.compile("gamma")).press("ArrowRight")
@@ -251,59 +399,6 @@ def test_gamma_changes_p_but_not_the_exact_cut(page):
     print(f"gamma changed and cuts shown: {time.perf_counter() - start:.2f} s")
     after = image_sources(page, "#cuts img")
     assert after[0] != before[0] and after[4] == before[4]
-
-
-def test_scribbles_by_pointer_and_by_keyboard_change_the_cut(page):
-    open_tab(page, CUT)
-    before, canvas = image_sources(page, "#cuts img"), page.locator("#canvas canvas")
-    canvas.scroll_into_view_if_needed()
-    box = canvas.bounding_box()
-    page.mouse.move(box["x"] + 0.72 * box["width"], box["y"] + 0.5 * box["height"])
-    page.mouse.down()
-    page.mouse.move(box["x"] + 0.62 * box["width"], box["y"] + 0.55 * box["height"], steps=4)
-    page.mouse.up()
-    wait_for_change(page, "#cuts img", before)
-
-    before = image_sources(page, "#cuts img")
-    open_tab(page, DISCOVERY)
-    open_tab(page, CUT)
-    page.locator("#brush").get_by_label("background").check()
-    canvas.focus()
-    for key in ("ArrowDown", "ArrowDown", "Space"):
-        page.keyboard.press(key)
-    wait_for_change(page, "#cuts img", before)
-
-
-def test_clear_and_example(page):
-    open_tab(page, CUT)
-    page.get_by_role("button", name="Clear").click()
-    expect(page.locator("#cuts .hint")).to_contain_text("Scribble on the object and on the background")
-    page.get_by_role("button", name="Example").click()
-    expect(page.locator("#cuts img")).to_have_count(5)
-
-
-def test_open_file_in_the_cut_tab(page, tmp_path):
-    open_tab(page, CUT)
-    Image.new("RGB", (120, 60), "teal").save(tmp_path / "wide.png")
-    open_file(page, tmp_path / "wide.png")
-    expect(page.locator("#canvas canvas")).to_have_attribute("height", "48")
-    (tmp_path / "notes.png").write_text("these are not pixels")
-    open_file(page, tmp_path / "notes.png")
-    expect(page.get_by_text("notes.png cannot be read as a")).to_be_visible()
-
-
-@pytest.mark.parametrize("button", ["Example", "Clear"])
-def test_buttons_reset_scribbles_every_time(page, button):
-    open_tab(page, CUT)
-    initial = np.count_nonzero(example()[1])
-    after = initial if button == "Example" else 0
-    for before in (initial, after):
-        page.locator("#canvas canvas").focus()
-        page.keyboard.press("Space")
-        page.keyboard.press("Tab")
-        wait_for_scribbles(page, before + 9)  # in the center, where the example has no scribble
-        page.get_by_role("button", name=button).click()
-        wait_for_scribbles(page, after)
 
 
 # ------------------------------------------------------------------------------------------------------------ both tabs
@@ -317,7 +412,12 @@ def test_invalid_values_are_shown_as_one_sentence(page):
     for value, message in (("99", "objects is (99, 99)"), ("", "objects is (0, 0)")):
         field("Objects").fill(value)
         expect(page.get_by_text(message)).to_be_visible()
-    open_tab(page, CUT)
+    open_tab(page, SEGMENTATION)
+    for value, message in (("999", "capacity is 999"), ("", "capacity is None")):
+        field("capacity").fill(value)
+        expect(page.get_by_text(message)).to_be_visible()
+    page.locator("#compare").get_by_role("checkbox").check()
+    field("capacity").fill("40")
     for value, message in (("99", "gamma is 99"), ("", "gamma is None")):
         field("gamma").fill(value)
         expect(page.get_by_text(message)).to_be_visible()
@@ -367,7 +467,7 @@ def test_dropped_state_asks_to_reload(server, page):
 @pytest.mark.parametrize("width", [400, 1400])
 def test_page_fits_the_screen_and_images_have_alt_text(page, width):
     page.set_viewport_size({"width": width, "height": 900})
-    for tab in (DISCOVERY, CUT):
+    for tab in (DISCOVERY, SEGMENTATION):
         open_tab(page, tab)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     without_alt = "images => images.filter(each => !each.alt).map(each => each.outerHTML)"

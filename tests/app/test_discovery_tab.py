@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 from pycocotools import mask as coco_mask
 
-from cutslots.app import cut_tab
 from cutslots.app import discovery_tab as tab
+from cutslots.app import segment_tab
 from cutslots.app.figures import boundaries
 from cutslots.app.sources import MAX_FRAMES, Source, open_source
 from cutslots.inference.predict import predict
@@ -233,12 +233,13 @@ def test_source_names_are_escaped(view):
 
 def test_requests_do_not_leak_memory(source):
     model = tab.load_cached(CHECKPOINT)
-    image, scribbles = cut_tab.example()
+    photograph, strokes = segment_tab.example()
+    drawn = segment_tab.read_request(None, segment_tab.to_canvas(photograph, strokes), "blue", 40)
 
     def request():
         view = tab.discover(model, source)
         tab.view_html(view._replace(selected=0)), tab.zip_masks(view)
-        cut_tab.cuts_html(image, scribbles, 0.5, 0.5, 2, 0.5)
+        segment_tab.segmentation_html(drawn), segment_tab.comparison_html(drawn, 0.5, 0.5, 2, 0.5)
 
     for _ in range(3):
         request()

@@ -107,7 +107,7 @@ def test_endpoints_that_the_page_does_not_use_are_closed(server):
 
 
 def test_uploads_are_removed_when_they_are_opened(server, temporary):
-    for handler, others in (("show_upload", (CHECKPOINT, "decoder")), ("show_upload_1", ())):
+    for handler, others in (("show_upload", (CHECKPOINT, "decoder")), ("show_photograph", ())):
         for name, data, warning in (("image.png", gray_png(64, 48), None), ("broken.png", b"none", "cannot be read")):
             status, text = upload(server, name, data)
             assert status == 200 and len(stored(temporary)) == 1
@@ -171,3 +171,20 @@ def test_closed_page_is_dropped_before_an_open_one(server):
     assert run_event(server, "show_scene", visitors[-1], SCENE) == []
     seen = {visitor: run_event(server, "select_slot", visitor, [None]) for visitor in visitors}
     assert [visitor for visitor in visitors if seen[visitor]] == [visitors[3]]
+
+
+def test_segmentation_requests_are_bounded(server):
+    value = {"token": "example", "width": 384, "height": 384, "strokes": [[1, 5, 20, 20]]}
+    options = [False, 0.5, 0.5, 2, 0.5]
+    show = lambda changed: run_event(server, "show_all", "painter", [None, value | changed, "blue", 40, *options])
+    assert show({}) == []
+    assert show({"strokes": [[1, 5, 20, 900]]}) == [
+        "a stroke is outside of the image of 384x384 pixels; reload the page"
+    ]
+    assert "20,000" in show({"strokes": [[1, 5] + [20] * 100_000]})[0]
+    assert show({"token": "of another server"}) == [
+        "the server no longer stores the photograph of this page; open it again"
+    ]
+    assert show({"strokes": [[1, 5] + [20] * 1_000_000]}) == 413
+    download = run_event(server, "download_labels", "painter", [None, value, "blue", 40])
+    assert download == ["there are marks of 1 labels; expected at least 2: mark more, then download"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cutslots.app.sources import MAX_FRAMES, generate_scene, open_source
+from cutslots.app.sources import MAX_FRAMES, MAX_PHOTOGRAPH, generate_scene, open_photograph, open_source
 from cutslots.scenes import Scenes
 from tests.inference.conftest import with_display_matrix
 
@@ -58,6 +58,18 @@ def test_large_images_are_downscaled(tmp_path):
     assert large.frames[0].mode == "RGB"
 
 
+def test_photographs_keep_their_size_up_to_a_number_of_pixels(tmp_path, video):
+    Image.new("L", (3000, 1500)).save(tmp_path / "large.jpg")
+    large = open_photograph(tmp_path / "large.jpg")
+    assert large.frames[0].size == (3000, 1500) and large.frames[0].mode == "RGB" and not large.note
+    Image.new("L", (6000, 4000)).save(tmp_path / "huge.jpg")
+    huge = open_photograph(tmp_path / "huge.jpg")
+    width, height = huge.frames[0].size
+    assert width * height == pytest.approx(MAX_PHOTOGRAPH, rel=1e-3)
+    assert huge.note == f"Downscaled from 6000x4000 to {width}x{height}; the command segment keeps the full size."
+    assert [frame.size for frame in open_photograph(video).frames] == [(60, 40)]
+
+
 def test_video_has_at_most_max_frames(video, tmp_path):
     source = open_source(video)
     assert len(source.frames) == MAX_FRAMES and source.frames[0].size == (60, 40)
@@ -91,6 +103,7 @@ def test_videos_of_phones_are_upright(tmp_path):
 )
 def test_unreadable_file_error_is_one_sentence_without_the_folder(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(message)) as raised:
-        open_source(tmp_path / name)
-    assert str(tmp_path) not in str(raised.value) and "\n" not in str(raised.value)
+    for opener in (open_source, open_photograph):
+        with pytest.raises(ValueError, match=re.escape(message)) as raised:
+            opener(tmp_path / name)
+        assert str(tmp_path) not in str(raised.value) and "\n" not in str(raised.value)

@@ -1,38 +1,31 @@
-"""Second tab: the graph cut of one image from scribbles, relaxed (p and d) and exact.
+"""The paper's relaxed cut (p and d) of an image with scribbles, next to the exact minimum cut.
 
 `edge_weights` turns the image and its scribbles into the weights of a grid graph, `solve_cuts` solves both cuts, and
-`cuts_html` shows them. `CutTab` is the tab in Gradio. The browser stores the image and the scribbles and sends both
-whenever something changes; the server stores nothing.
+`cuts_html` shows them in the second tab.
 
 Shapes: H W of the image.
 """
 
 from __future__ import annotations
 
-import base64
-import io
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from scipy import ndimage
 from torch import Tensor
 
-from cutslots.app.events import on_event
-from cutslots.app.figures import boundaries, figure_html, image_url, static
-from cutslots.app.sources import UPLOAD_SUFFIXES, Source, open_upload
+from cutslots.app.figures import boundaries, figure_html
 from cutslots.programs import exact
 from cutslots.programs.graph import Graph, grid_edges
 from cutslots.programs.grid_cut import GridCut
-from cutslots.scenes import Scenes
 
 MAX_SIZE = 96  # pixels of the longer side of the image that is cut
 
 SOURCE, SINK = 1, 2  # values of scribbles; 0 is none
 
-BLUE, ORANGE = (0, 114, 178), (213, 94, 0)  # source and sink, distinct to color-blind readers; as in scribble.js
+BLUE, ORANGE = (0, 114, 178), (213, 94, 0)  # source and sink, distinct to color-blind readers
 
 
 class Hyperparameter(NamedTuple):
@@ -71,42 +64,6 @@ class CutResult(NamedTuple):
     d: np.ndarray  # (H, W) largest edge variable from a pixel to its neighbors
     exact: np.ndarray  # (H, W) bool, the source's side of the exact minimum cut
     value: float  # total weight of the edges that the exact cut removes
-
-
-def example() -> tuple[np.ndarray, np.ndarray]:
-    """Return an image with scribbles: a scene with a cross on its largest object and a frame on the background."""
-    sample = Scenes("textured", "test", MAX_SIZE, seed=35, count=1, num_objects=(4, 4))[0]
-    image, mask = sample.image.permute(1, 2, 0).numpy().copy(), sample.mask.numpy()
-    core = ndimage.binary_erosion(mask == np.bincount(mask[mask > 0]).argmax(), iterations=3)
-    y, x = (int(np.median(coordinates)) for coordinates in np.nonzero(core))
-    scribbles = np.pad(np.pad(np.zeros((MAX_SIZE - 12, MAX_SIZE - 12), dtype=np.uint8), 3, constant_values=SINK), 3)
-    scribbles[y - 1 : y + 2, core[y]] = scribbles[core[:, x], x - 1 : x + 2] = SOURCE
-    return image, scribbles
-
-
-def image_to_cut(source: Source) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first frame, downscaled so that it can be cut interactively, and no scribbles."""
-    frame = source.frames[0]
-    frame.thumbnail((MAX_SIZE, MAX_SIZE), Image.Resampling.LANCZOS)
-    return np.asarray(frame), np.zeros((frame.height, frame.width), dtype=np.uint8)
-
-
-def to_canvas(image: np.ndarray, scribbles: np.ndarray) -> dict[str, Any]:
-    """Return the value of the canvas in the browser; the scribbles as one digit for each pixel."""
-    height, width = scribbles.shape
-    digits = "".join(map(str, scribbles.flat))
-    return {"image": image_url(image), "width": width, "height": height, "scribbles": digits}
-
-
-def from_canvas(value: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the image (H, W, 3) and the scribbles (H, W) that the browser sends. Inverse of `to_canvas`."""
-    data, digits = base64.b64decode(str(value["image"]).partition(",")[2]), str(value["scribbles"])
-    with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-        width, height = image.size
-        if max(width, height) > MAX_SIZE or len(digits) != width * height or set(digits) - set("012"):
-            raise ValueError("the scribbles do not fit the image; reload the page")
-        pixels = np.asarray(image.convert("RGB"))
-    return pixels, (np.frombuffer(digits.encode(), dtype=np.uint8) - ord("0")).reshape(height, width)
 
 
 def color_nll(image: np.ndarray, marked: np.ndarray, max_samples: int = 200, sigma: float = 0.1) -> np.ndarray:
@@ -208,52 +165,3 @@ def _statistics_html(cuts: CutResult, seconds: float) -> str:
         f"<b>{seconds:.2f} s</b> run time of both cuts, {width}x{height} pixels.",
     )
     return f'<ul role="status">{"".join(f"<li>{item}</li>" for item in items)}</ul>'
-
-
-# -------------------------------------------------------------------------------------------------------------- Gradio
-
-
-class CutTab:
-    """The components of the tab and the functions that handle its events."""
-
-    def __init__(self, gr: Any) -> None:
-        self.example = example()
-        with gr.Row():
-            with gr.Column(scale=2, min_width=300):
-                self._add_inputs(gr)
-            with gr.Column(scale=5, min_width=320):
-                first = cuts_html(*self.example, *(slider.value for slider in self.sliders))
-                self.shown = gr.HTML(first, css_template=static("app.css"), apply_default_css=False, elem_id="cuts")
-                gr.Markdown(EXPLANATION, padding=True)
-
-    def _add_inputs(self, gr: Any) -> None:
-        brushes = [("object (source, blue)", "1"), ("background (sink, orange)", "2"), ("eraser", "0")]
-        gr.Radio(brushes, value="1", label="Brush", interactive=True, elem_id="brush")
-        options = {"html_template": static("canvas.html"), "js_on_load": static("scribble.js")}
-        options |= {"css_template": static("app.css"), "elem_id": "canvas"}
-        self.canvas = gr.HTML(to_canvas(*self.example), apply_default_css=False, **options)
-        with gr.Row():
-            self.upload = gr.UploadButton("Open file", file_types=list(UPLOAD_SUFFIXES), size="md", min_width=80)
-            self.example_button = gr.Button("Example", size="md", min_width=80)
-            self.clear_button = gr.Button("Clear", size="md", min_width=80)
-        self.sliders = [
-            gr.Slider(low, high, default, step=step, label=name, info=info)
-            for name, (low, high, default, step, info) in HYPERPARAMETERS.items()
-        ]
-
-    def connect(self) -> None:
-        """Register the event handlers."""
-        inputs = [self.canvas, *self.sliders]
-        on_event([each.change for each in inputs], self.show_cuts, inputs, self.shown)
-        on_event([self.upload.upload], self.show_upload, [self.upload], self.canvas)
-        on_event([self.example_button.click], self.show_example, [], self.canvas)
-        self.clear_button.click(None, self.canvas, self.canvas, js=static("clear_scribbles.js"))
-
-    def show_cuts(self, value: Any, *values: float) -> str:
-        return cuts_html(*from_canvas(value), *values)
-
-    def show_upload(self, file: Any) -> dict[str, Any]:
-        return to_canvas(*image_to_cut(open_upload(file)))
-
-    def show_example(self) -> dict[str, Any]:
-        return to_canvas(*self.example)

@@ -1,4 +1,4 @@
-"""The functions behind the second tab, without a browser: both cuts are those of the library."""
+"""The comparison of the relaxed and the exact cut in the second tab: both cuts are those of the library."""
 
 import re
 
@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from cutslots.app import cut_tab as tab
-from cutslots.app.figures import image_url
+from cutslots.app import cut_comparison as tab
 from cutslots.programs import exact
 from cutslots.programs.graph import Graph, grid_edges
 from cutslots.programs.grid_cut import GridCut
-from cutslots.scenes import Scenes
 
 
 @pytest.fixture(scope="module")
@@ -81,16 +79,6 @@ def test_images_of_one_pixel_height_or_width_are_cut(shape):
     assert "hint" in shown if scribbles.size == 1 else "exact minimum cut" in shown
 
 
-def test_cuts_of_the_example_match_its_object():
-    image, scribbles = tab.example()
-    mask = Scenes("textured", "test", tab.MAX_SIZE, seed=35, count=1, num_objects=(4, 4))[0].mask.numpy()
-    largest = mask == np.bincount(mask[mask > 0]).argmax()
-    assert largest[scribbles == tab.SOURCE].all() and not largest[scribbles == tab.SINK].any()
-    cuts = tab.solve_cuts(image, scribbles, 0.5, 0.5, 2, 0.5)
-    for predicted in (cuts.exact, cuts.p > 0):
-        assert (predicted & largest).sum() / (predicted | largest).sum() > 0.9
-
-
 def test_color_nll_is_zero_for_marked_colors_and_one_for_distant_ones():
     image = np.zeros((4, 4, 3))
     image[0] = 1.0
@@ -100,35 +88,14 @@ def test_color_nll_is_zero_for_marked_colors_and_one_for_distant_ones():
     assert np.allclose(nll[0], 0, atol=1e-6) and np.allclose(nll[1:], 1, atol=1e-6)
 
 
-def test_from_canvas_inverts_to_canvas():
-    image, scribbles = tab.example()
-    value = tab.to_canvas(image, scribbles)
-    assert (value["height"], value["width"]) == scribbles.shape and value["image"].startswith("data:image/png")
-    for restored, original in zip(tab.from_canvas(value), (image, scribbles), strict=True):
-        assert (restored == original).all()
-
-
-def test_invalid_canvas_values_are_rejected():
-    image = np.zeros((2, 3, 3), dtype=np.uint8)
-    value = tab.to_canvas(image, np.array([[0, 1, 2], [2, 1, 0]]))
-    assert (tab.from_canvas(value)[1] == [[0, 1, 2], [2, 1, 0]]).all()
-    for digits in ("0122", "0123450", "01221x", "", ["0"] * 6):
-        with pytest.raises(ValueError, match="do not fit the image"):
-            tab.from_canvas(value | {"scribbles": digits})
-    too_large = image_url(np.zeros((tab.MAX_SIZE + 1, 1, 3), dtype=np.uint8))
-    for url in (too_large, "data:image/png;base64,AAAA", "nothing"):
-        with pytest.raises((ValueError, OSError)):
-            tab.from_canvas(value | {"image": url, "scribbles": "0" * (tab.MAX_SIZE + 1)})
-
-
-def test_every_image_has_alt_text():
-    images = re.findall(r"<img [^>]*>", tab.cuts_html(*tab.example(), 0.5, 0.5, 2, 0.5))
+def test_every_image_has_alt_text(small):
+    images = re.findall(r"<img [^>]*>", tab.cuts_html(*small, 0.5, 0.5, 2, 0.5))
     assert len(images) == 5 and all(re.search(r'alt="[^"]{5,}"', each) for each in images)
     assert all(re.search(r'src="data:image/', each) for each in images)
 
 
-def test_missing_scribbles_are_asked_for():
-    image, scribbles = tab.example()
+def test_missing_scribbles_are_asked_for(small):
+    image, scribbles = small
     assert "object and on the background" in tab.cuts_html(image, np.zeros_like(scribbles), 0.5, 0.5, 2, 0.5)
     only_object = np.where(scribbles == tab.SOURCE, scribbles, 0)
     assert "Scribble on the background" in tab.cuts_html(image, only_object, 0.5, 0.5, 2, 0.5)

@@ -1,1 +1,0 @@
-(value) => ({ ...value, scribbles: value.scribbles.replaceAll(/./g, 0) })
