@@ -266,8 +266,8 @@ class SegmentTab:
         options = {"css_template": static("app.css"), "js_on_load": static("outlines.js"), "elem_id": "segmentation"}
         self.shown = gr.HTML(segmentation_html(request) if request else "", apply_default_css=False, **options)
         with gr.Row():
-            self.labels_button = gr.Button("Download labels", size="md", min_width=160)
-            self.cutout_button = gr.Button("Download cut-out", size="md", min_width=160)
+            self.labels_button = gr.Button("Download labels", size="md", min_width=180)
+            self.cutout_button = gr.Button("Download cut-out", size="md", min_width=180)
         gr.Markdown(EXPLANATION, padding=True)
 
     def _add_comparison(self) -> None:
