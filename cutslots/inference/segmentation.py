@@ -17,9 +17,11 @@ Shapes: L labels, H W the image.
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -49,7 +51,10 @@ COMPONENTS = 8  # of a mixture
 MAX_SAMPLES = 5_000  # marked pixels that a mixture is fitted to
 MIN_VARIANCE = 1e-4  # added to the covariances, for colors in [0, 1]
 OUTLIERS = 0.01  # weight of the uniform density in a mixture
-STRIP = 2**16  # pixels that are processed at once: what is computed for them stays in the cache
+STRIP = 2**16  # pixels of the overlay that are processed at once: what is computed for them stays in the cache
+DENSITY_STRIP = (
+    2**12
+)  # the same for densities; matrix products of this size are computed by one thread, which is faster
 
 Scribbles: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor
 
@@ -131,10 +136,11 @@ class Segmentation:
         (folder / "result.json").unlink(missing_ok=True)
         for old in folder.glob("alpha_*.png"):
             old.unlink()
-        for k, alpha in enumerate(self.alpha):
-            write_atomically(folder / alpha_name(k), encode_png(_to_bytes(alpha)))
-        write_atomically(folder / "labels.png", encode_png(self.label_image()))
-        write_atomically(folder / "overlay.png", encode_png(self.overlay()))
+        images: dict[str, Callable[[], Image.Image | np.ndarray]] = {"overlay.png": self.overlay}
+        images |= {alpha_name(k): functools.partial(_to_bytes, alpha) for k, alpha in enumerate(self.alpha)}
+        images |= {"labels.png": self.label_image}
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # compression runs without Python's lock
+            list(threads.map(lambda name: write_atomically(folder / name, encode_png(images[name]())), images))
         write_json(folder / "result.json", self.to_dict())
 
 
@@ -243,12 +249,12 @@ def _alpha(p: Tensor, marks: np.ndarray) -> np.ndarray:
 def color_densities(pixels: np.ndarray, marks: Marks) -> Tensor:
     """Return the log-density (L, H, W) of each pixel's color under the mixture of each label's marks."""
     mixtures = [fit_mixture(_sample(pixels[marks.labels == k])) for k in range(len(marks.colors))]
-    out = torch.empty(len(mixtures), *marks.labels.shape)
-    for rows in strips(marks.labels.shape, STRIP):
-        x = torch.from_numpy(pixels[rows].reshape(-1, 3).T / np.float32(255))
+    out = np.empty((len(mixtures), *marks.labels.shape), dtype=np.float32)
+    for rows in strips(marks.labels.shape, DENSITY_STRIP):
+        x = pixels[rows].reshape(-1, 3).T / np.float32(255)
         for k, density in enumerate(log_densities(x, mixtures)):
-            out[k, rows] = density.view(out[k, rows].shape)
-    return out
+            out[k, rows] = density.reshape(out[k, rows].shape)
+    return torch.from_numpy(out)
 
 
 def _sample(colors: np.ndarray) -> np.ndarray:
@@ -268,21 +274,22 @@ def fit_mixture(colors: np.ndarray) -> Mixture:
     return Mixture(weights, np.stack([part.mean(0) for part in parts]), np.stack(covariances))
 
 
-def log_densities(x: Tensor, mixtures: list[Mixture]) -> Iterator[Tensor]:
+def log_densities(x: np.ndarray, mixtures: list[Mixture]) -> Iterator[np.ndarray]:
     """Yield the log-density (n,) of colors x (3, n), float32, under each mixture with a uniform part.
 
     The quadratic forms of all Gaussians are one matrix product with the products of x, x and 1. Around a gray of 0.5
     these are small enough for float32.
     """
-    x = x - 0.5
+    x = x - np.float32(0.5)
     i, j = np.triu_indices(3)
-    features = torch.cat([x[i] * x[j], x, torch.ones_like(x[:1])])
+    features = np.concatenate([x[i] * x[j], x, np.ones_like(x[:1])])
     for mixture in mixtures:
-        likelihood = (_coefficients(mixture) @ features).clamp_max_(80).exp_().sum(0)  # exp(80) is finite
-        yield likelihood.add_(OUTLIERS).log_()
+        exponents = _coefficients(mixture) @ features
+        np.exp(np.minimum(exponents, 80, out=exponents), out=exponents)  # exp(80) is finite
+        yield np.log(exponents.sum(0) + np.float32(OUTLIERS))
 
 
-def _coefficients(mixture: Mixture) -> Tensor:
+def _coefficients(mixture: Mixture) -> np.ndarray:
     """Return what the features of a color are multiplied by (K, 10): the logarithm of each weighted Gaussian."""
     precision, means = np.linalg.inv(mixture.covariances), mixture.means - 0.5
     linear = np.einsum("kij,kj->ki", precision, means)
@@ -290,7 +297,7 @@ def _coefficients(mixture: Mixture) -> Tensor:
     constant = log_norm - (linear * means).sum(1) / 2
     i, j = np.triu_indices(3)
     squares = -precision[:, i, j] * np.where(i == j, 0.5, 1.0)
-    return torch.from_numpy(np.hstack([squares, linear, constant[:, None]]).astype(np.float32))
+    return np.hstack([squares, linear, constant[:, None]]).astype(np.float32)
 
 
 # ---------------------------------------------------------------------------------------------------------- scribbles

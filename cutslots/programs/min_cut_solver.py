@@ -28,6 +28,7 @@ from cutslots.programs.graph import Shape, grid_axes
 
 SOURCE = Path(__file__).with_name("min_cut.c")
 MIN_VERTICES = 16_384  # a thread takes longer to start than to solve fewer
+MIN_PART = 65_536  # vertices of each thread where several solve a grid together; they meet twice in an iteration
 MAX_RATIO = 32  # of the gap to the tolerance, up to which the means over regions are tried
 FIRST_CHECK = 10  # iterations before the first check of the gap; the period grows by a quarter each time
 
@@ -259,8 +260,10 @@ def solve_grids_compiled(
     frames, (height, width) = shape[0] if len(shape) == 3 else 0, shape[-2:]
     size = (batch, len(shape) * math.prod(shape))
     y = w.new_zeros(size) if initial is None else initial.reshape(size).clone()  # the C code writes to it
-    sizes = [ctypes.c_int64(n) for n in (batch, frames, height, width)]
-    return _call(library.solve_grids, [_pointer(w), *sizes], y, math.prod(shape), tolerance, max_iterations)
+    team = _team(batch, math.prod(shape))
+    sizes = [ctypes.c_int64(n) for n in (batch, frames, height, width, team)]
+    tasks = 1 if team > 1 else _tasks(batch, math.prod(shape))
+    return _call(library.solve_grids, [_pointer(w), *sizes], y, math.prod(shape), tolerance, max_iterations, tasks)
 
 
 def solve_graphs_compiled(
@@ -274,18 +277,30 @@ def solve_graphs_compiled(
     lo, hi, c, step = (x.contiguous() for x in (lo, hi, c, step))
     sizes = [ctypes.c_int64(n) for n in (hi.shape[1], c.shape[1], len(c))]
     arguments = [_pointer(u), _pointer(v), *sizes, *map(_pointer, (hi, lo, c, step))]
-    return _call(library.solve_graphs, arguments, torch.zeros_like(hi), c.shape[1], tolerance, max_iterations)
+    y, tasks = torch.zeros_like(hi), _tasks(*c.shape)
+    return _call(library.solve_graphs, arguments, y, c.shape[1], tolerance, max_iterations, tasks)
+
+
+def _team(batch: int, num_vertices: int) -> int:
+    """Return the number of threads that solve a grid together: one if all have grids of their own to solve."""
+    threads = torch.get_num_threads()
+    team = max(1, min(threads, num_vertices // MIN_PART))
+    return team if batch / team < -(-batch // threads) else 1
+
+
+def _tasks(batch: int, num_vertices: int) -> int:
+    """Return the number of threads that are worth starting for problems of one thread each."""
+    return min(batch, 1 + batch * num_vertices // MIN_VERTICES)
 
 
 def _call(
-    function: Any, arguments: list[Any], y: Tensor, num_vertices: int, tolerance: float, max_iterations: int
+    function: Any, arguments: list[Any], y: Tensor, num_vertices: int, tolerance: float, max_iterations: int, tasks: int
 ) -> Dual:
     batch = len(y)
     q, regions = y.new_empty(batch, num_vertices), y.new_empty(batch, num_vertices, dtype=torch.int32)
     results, following = torch.empty(batch, 3, dtype=torch.float64), ctypes.c_int64(0)  # gap, value, iterations (int64)
     limits = [ctypes.c_double(tolerance), ctypes.c_int64(max_iterations)]
     outputs = [*map(_pointer, (y, q, regions, results)), ctypes.byref(following)]
-    tasks = min(batch, 1 + batch * num_vertices // MIN_VERTICES)
     native.in_threads(lambda: function(*arguments, *limits, *outputs), tasks)
     return Dual(q, y, regions, results[:, 0].clone(), results.view(torch.int64)[:, 2].clone())
 

@@ -24,7 +24,15 @@ import torch
 
 REAL = {torch.float32: "float", torch.float64: "double"}
 # Sums may be reordered, so that they are vectorised. NaN and infinity keep their meaning.
-FLAGS = ("-std=c11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros")
+FLAGS = (
+    "-std=c11",
+    "-O3",
+    "-pthread",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fassociative-math",
+    "-fno-signed-zeros",
+)
 MARCH = {"AVX2": ("-march=x86-64-v3",), "AVX512": ("-march=x86-64-v4", "-mprefer-vector-width=512")}
 
 

@@ -181,7 +181,7 @@ def test_the_density_is_that_of_scipy():
     density = module.OUTLIERS * np.ones(200)
     for weight, mean, covariance in zip(*mixture, strict=True):
         density += (1 - module.OUTLIERS) * weight * multivariate_normal(mean, covariance).pdf(colors)
-    (found,) = log_densities(torch.tensor(colors.T, dtype=torch.float32), [mixture])
+    (found,) = log_densities(colors.T.astype(np.float32), [mixture])
     np.testing.assert_allclose(found, np.log(density), atol=1e-3)
 
 
@@ -192,7 +192,7 @@ def test_the_density_of_a_narrow_mixture_is_finite_and_exact():
     x = np.vstack([np.eye(3), means, np.add(means, (0.02, 0, 0.01)), [[0.5, 0.5, 0.5]]])
     density = sum(0.5 * multivariate_normal(m, module.MIN_VARIANCE * np.eye(3)).pdf(x) for m in means)
     expected = np.log(module.OUTLIERS + (1 - module.OUTLIERS) * density)
-    (found,) = log_densities(torch.tensor(x.T, dtype=torch.float32), [mixture])
+    (found,) = log_densities(x.T.astype(np.float32), [mixture])
     np.testing.assert_allclose(found, expected, atol=0.02)
 
 
@@ -234,7 +234,7 @@ def test_densities_do_not_depend_on_strips(monkeypatch):
     image, truth = regions()
     marks = Marks(dots(truth).astype(np.int16) - 1, COLORS)
     whole = color_densities(image, marks)
-    monkeypatch.setattr(module, "STRIP", 100)
+    monkeypatch.setattr(module, "DENSITY_STRIP", 100)
     torch.testing.assert_close(color_densities(image, marks), whole, atol=1e-4, rtol=0)
 
 

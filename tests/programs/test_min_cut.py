@@ -55,6 +55,47 @@ KINDS = ["integer", "real", "sparse", "equal"]
 SHAPES = [(1, 1), (1, 9), (7, 1), (6, 7), (12, 10), (3, 4, 5), (2, 1, 6)]
 
 
+@pytest.fixture
+def threads():
+    """Set the number of threads of torch, and restore it."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", ["symmetric", "directed", "infinite", "nan"])
+@pytest.mark.parametrize("shape", [(40, 30), (37, 1), (2, 50), (5, 12, 9)], ids=str)
+def test_a_team_of_threads_computes_what_one_does(monkeypatch, threads, shape, kind, dtype):
+    if native.load(min_cut_solver.SOURCE, dtype) is None:
+        pytest.skip("needs a C compiler")
+    monkeypatch.setattr(min_cut_solver, "MIN_PART", 1)
+    generator = torch.Generator().manual_seed(0)
+    w = torch.rand(1, 2 * len(shape) + 2, *shape, generator=generator, dtype=dtype) * 3
+    if kind == "symmetric":
+        edges = min_cut_solver.GridEdges(shape, w.device)
+        for i, (axis, n) in enumerate(edges._last()):
+            w[:, 2 * i + 1].narrow(axis, 1, n).copy_(w[:, 2 * i].narrow(axis, 0, n))
+    if kind in ("infinite", "nan"):
+        w[0, 0, 1] = torch.inf if kind == "infinite" else torch.nan
+    found = []
+    for count in (1, 2, 3, 7):
+        threads(count)
+        found.append(min_cut_solver.solve_grids_compiled(w, 1e-6, 2_000))
+    for other in found[1:]:
+        for name in ("q", "y", "regions", "gap", "iterations"):
+            torch.testing.assert_close(getattr(other, name), getattr(found[0], name), rtol=0, atol=0, equal_nan=True)
+    if kind != "nan":
+        expected = min_cut_solver.solve(*min_cut_solver.grid_problem(w), 1 / (4 * len(shape)), 1e-6, 2_000)
+        torch.testing.assert_close(found[0].q, expected.q, atol=1e-2, rtol=1e-2)
+
+
+def test_a_team_is_for_few_large_grids(threads):
+    threads(4)
+    assert [min_cut_solver._team(batch, 1024 * 1024) for batch in (1, 3, 4, 5, 8, 400)] == [4, 4, 1, 4, 1, 1]
+    assert [min_cut_solver._team(1, n) for n in (100, 131_072, 200_000, 10**7)] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_cuts_of_grids_are_minimum_cuts(shape, kind):
