@@ -128,8 +128,9 @@ def predict(
         images: An image or a folder of images, of any mode, up to 178 megapixels.
         out: The folder to write to.
         device: cpu, cuda, cuda:1, mps; by default CUDA where available.
-        masks: refined: the decoder's masks, refined with the image as evidence, similar slots merged. high-recall:
-            these, with the background down-weighted, to miss fewer objects. decoder: the decoder's masks unchanged.
+        masks: refined: the posterior of the decoder's masks given the image, similar slots merged, then a minimum cut
+            along the edges of the image. high-recall: these, with the background down-weighted, to miss fewer objects.
+            decoder: the decoder's masks unchanged.
         resize: pad keeps the aspect ratio and pads the image to the size of the model; stretch does not keep it.
         background: Write the mask and the annotation of the background, the slot with the most border pixels.
         overwrite: Replace what an earlier prediction wrote to the folder.
@@ -166,8 +167,8 @@ def track(
         video: A video file (with the video extra), a GIF or other animated image, or a folder of frames.
         out: The folder to write to.
         device: cpu, cuda, cuda:1, mps; by default CUDA where available.
-        masks: refined: the decoder's masks, refined with the frames as evidence, similar slots merged in all frames;
-            takes two passes. decoder: the decoder's masks unchanged.
+        masks: refined: the posterior of the decoder's masks given the frame, similar slots merged in all frames, then a
+            minimum cut along the edges of the frame; takes two passes. decoder: the decoder's masks unchanged.
         association: How slots are associated over time: weighted by area, by the learned matching of pairs, or by the
             Hungarian algorithm on inner products. area by default.
         resize: pad keeps the aspect ratio and pads frames to the size of the model; stretch does not keep it.

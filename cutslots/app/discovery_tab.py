@@ -354,8 +354,9 @@ class DiscoveryTab:
         suffixes = list(sources.UPLOAD_SUFFIXES)
         self.upload = gr.File(label=label, file_types=suffixes, height=150, elem_id="upload")
         self.frames = gr.Slider(1, step=1, label="Frames to track", visible=False, elem_id="frames")
-        info = "refined: masks updated with the image, similar slots merged. high-recall: refined, with the background "
-        info += "down-weighted to miss fewer objects (images only). decoder: the masks of the decoder."
+        info = "refined: the posterior given the image, similar slots merged, then a minimum cut along image edges. "
+        info += "high-recall: refined, with the background down-weighted to miss fewer objects (images only). "
+        info += "decoder: the masks of the decoder."
         self.masks = gr.Radio(list(get_args(MaskKind)), value="refined", label="Masks", info=info)
 
     def _add_outputs(self) -> None:

@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from cutslots.inference.coco import bounding_box
 from cutslots.models.refinement import CAPACITY, EDGE_SIGMA, MIN_LOG_MASK, edge_capacities
 from cutslots.programs.min_cut import MinCut
 
@@ -67,11 +68,10 @@ def sharpen_outlines(labels: np.ndarray, masks: Tensor, image: Image.Image, back
 
 def find_box(mask: np.ndarray, scale: tuple[float, float]) -> BoundingBox:
     """Return the bounding box of a mask (H, W) with a margin. `scale` is the size of a pixel of the model."""
-    edges = []
-    for axis, size in enumerate(scale):
-        inside, margin = np.flatnonzero(mask.any(1 - axis)), math.ceil(MARGIN * size)
-        edges += [max(0, int(inside[0]) - margin), min(mask.shape[axis], int(inside[-1]) + 1 + margin)]
-    return BoundingBox(*edges)
+    left, top, width, height = bounding_box(mask)
+    y, x = (math.ceil(MARGIN * size) for size in scale)
+    bottom, right = min(mask.shape[0], top + height + y), min(mask.shape[1], left + width + x)
+    return BoundingBox(max(0, top - y), bottom, max(0, left - x), right)
 
 
 def log_odds(log_masks: Tensor, slot: int) -> Tensor:

@@ -1,11 +1,12 @@
 """C code for the CPU, compiled on first use and kept in a folder of the user.
 
 `load(source, real)` returns the library of a C file of this package, or None where there is no compiler. Callers fall
-back to torch then. `CUTSLOTS_NATIVE=0` turns compiled code off.
+back to torch then. `CUTSLOTS_NATIVE=0` turns compiled code off; `disabled` does so in a block.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -36,11 +37,28 @@ FLAGS = (
 MARCH = {"AVX2": ("-march=x86-64-v3",), "AVX512": ("-march=x86-64-v4", "-mprefer-vector-width=512")}
 
 
-@functools.cache
 def load(source: Path, real: torch.dtype) -> ctypes.CDLL | None:
-    """Return the library of a C file, compiled with -DREAL=float or double."""
+    """Return the library of a C file, compiled with -DREAL=float or double. CUTSLOTS_NATIVE is read at every call."""
+    return None if os.environ.get("CUTSLOTS_NATIVE") == "0" else load_cached(source, real)
+
+
+@contextlib.contextmanager
+def disabled() -> Iterator[None]:
+    """Turn compiled code off in a block, in all threads: torch computes instead. For tests and benchmarks."""
+    before = os.environ.get("CUTSLOTS_NATIVE")
+    os.environ["CUTSLOTS_NATIVE"] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop("CUTSLOTS_NATIVE")
+        os.environ |= {} if before is None else {"CUTSLOTS_NATIVE": before}
+
+
+@functools.cache
+def load_cached(source: Path, real: torch.dtype) -> ctypes.CDLL | None:
+    """Compile a C file unless that was done before, and load it. None if it cannot be compiled."""
     compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or ""]
-    if os.environ.get("CUTSLOTS_NATIVE") == "0" or not compiler[0] or sys.platform == "win32":
+    if not compiler[0] or sys.platform == "win32":
         return None
     flags = [*FLAGS, *MARCH.get(torch.backends.cpu.get_cpu_capability(), ()), f"-DREAL={REAL[real]}"]
     key = hashlib.sha256(" ".join([*compiler, *flags]).encode() + source.read_bytes()).hexdigest()[:20]
@@ -78,7 +96,9 @@ def _compile(command: list[str], source: Path, library: Path) -> None:
 
 
 def in_threads(work: Callable[[], int], tasks: int) -> None:
-    """Call `work` in as many threads as torch uses, at most `tasks`. C code runs without Python's lock."""
+    """Call `work` in as many threads as torch uses, at most `tasks`. C code runs without Python's lock.
+
+    `work` returns 0 if it could not allocate memory."""
     failures: list[int] = []
 
     def call() -> None:
@@ -92,4 +112,4 @@ def in_threads(work: Callable[[], int], tasks: int) -> None:
     for thread in threads:
         thread.join()
     if failures:
-        raise MemoryError("not enough memory for the minimum cut")
+        raise MemoryError("there is not enough memory for the arrays of compiled code; use smaller inputs or batches")

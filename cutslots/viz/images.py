@@ -10,6 +10,8 @@ from torch import Tensor
 
 from cutslots.viz.palette import PALETTE
 
+COMPRESSION = 4  # of PNG, from 0 to 9: a third of the time of the default, 6, for 4 % larger overlays
+
 GRID_GRAY = 205  # between the cells of a grid
 
 
@@ -44,5 +46,5 @@ def palette_image(mask: np.ndarray) -> Image.Image:
 def encode_png(image: Image.Image | np.ndarray) -> bytes:
     """Return the bytes of a PNG file."""
     data = io.BytesIO()
-    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(data, "PNG")
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(data, "PNG", compress_level=COMPRESSION)
     return data.getvalue()

@@ -1,6 +1,8 @@
 """`MinCut` and `GraphMinCut`: against maximum flows, against a QP solver, by gradcheck, by properties."""
 
+import contextlib
 import copy
+import os
 import pickle
 import warnings
 
@@ -22,13 +24,12 @@ EXACT = {"tolerance": 1e-10, "max_iterations": 200_000}
 
 
 @pytest.fixture(params=["compiled", "torch"])
-def path(request, monkeypatch):
+def path(request):
     """The compiled code of the CPU, and the torch operations that replace it where there is no compiler."""
-    if request.param == "torch":
-        monkeypatch.setattr(native, "load", lambda source, real: None)
-    elif native.load(min_cut_solver.SOURCE, torch.float64) is None:
+    if request.param == "compiled" and native.load(min_cut_solver.SOURCE, torch.float64) is None:
         pytest.skip("needs a C compiler")
-    return request.param
+    with native.disabled() if request.param == "torch" else contextlib.nullcontext():
+        yield request.param
 
 
 def capacities(kind, generator, *size):
@@ -407,9 +408,9 @@ def test_bad_arguments(make, said):
 def uncached(monkeypatch, tmp_path):
     """No library is loaded or on disk."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    native.load.cache_clear()
+    native.load_cached.cache_clear()
     yield tmp_path
-    native.load.cache_clear()
+    native.load_cached.cache_clear()
 
 
 def test_library_is_compiled_once(uncached):
@@ -417,7 +418,7 @@ def test_library_is_compiled_once(uncached):
         pytest.skip("needs a C compiler")
     (library,) = (uncached / "cutslots" / "native").iterdir()
     before = library.stat().st_mtime_ns
-    native.load.cache_clear()
+    native.load_cached.cache_clear()
     assert native.load(min_cut_solver.SOURCE, torch.float32) is not None
     assert library.stat().st_mtime_ns == before and library.suffix == ".so"
 
@@ -440,3 +441,20 @@ def test_a_folder_of_others_is_not_trusted(uncached):
 def test_compiled_code_can_be_turned_off(uncached, monkeypatch):
     monkeypatch.setenv("CUTSLOTS_NATIVE", "0")
     assert native.load(min_cut_solver.SOURCE, torch.float32) is None
+
+
+@pytest.mark.parametrize("value", [None, "0", "1"])
+def test_compiled_code_can_be_turned_off_in_a_block(monkeypatch, value):
+    monkeypatch.delenv("CUTSLOTS_NATIVE", raising=False)
+    if value:
+        monkeypatch.setenv("CUTSLOTS_NATIVE", value)
+    before = native.load(min_cut_solver.SOURCE, torch.float32)
+    with native.disabled():
+        assert native.load(min_cut_solver.SOURCE, torch.float32) is None
+    assert os.environ.get("CUTSLOTS_NATIVE") == value
+    assert native.load(min_cut_solver.SOURCE, torch.float32) is before
+
+
+def test_failed_allocation_is_a_memory_error():
+    with pytest.raises(MemoryError, match="memory for the arrays of compiled code"):
+        native.in_threads(lambda: 0, 2)
