@@ -93,7 +93,19 @@ class User:
             return [str(k) for k in range(4) if rng.random() < 0.4]
         if part["type"] in ("file", "uploadbutton"):
             return self._upload()
+        if isinstance(self.shown[part["id"]], dict) and "strokes" in self.shown[part["id"]]:
+            return self.shown[part["id"]] | {"strokes": self._draw(self.shown[part["id"]])}
         return None if part["type"] == "state" else self.shown[part["id"]]
+
+    def _draw(self, canvas: dict[str, Any]) -> list[Any]:
+        """Return strokes on a canvas; some are what no page sends."""
+        rng, size = self.rng, (canvas["width"], canvas["height"])
+        strokes: list[Any] = []
+        for _ in range(rng.integers(12)):
+            points = rng.uniform(0, 1, (rng.integers(1, 30), 2)) * size
+            strokes.append([int(rng.integers(7)), int(rng.integers(1, 60)), *points.round(1).ravel().tolist()])
+        wrong = [[9, 5, 1, 1], [1, 5, -3, 1], [1, 5, 1], "stroke", None, [1, 1e300, 1, 1], [1, 5] + [1] * 90_000]
+        return strokes + ([wrong[rng.integers(len(wrong))]] if rng.random() < 0.1 else [])
 
     def _upload(self) -> dict[str, Any]:
         """Upload a file of any kind, intact or truncated."""
