@@ -35,7 +35,7 @@ from cutslots.scenes import Scenes
 from cutslots.viz.images import encode_png
 
 MAX_VIEW = 512  # pixels of the longer side of the canvas and of what is shown
-MAX_CUT_PIXELS = 25_000_000  # of a download: pixels times cuts, about 3 GB of memory
+MAX_CUT_PIXELS = 25_000_000  # of a download: pixels times cuts, about 2.3 GB of memory and half a minute
 MAX_CAPACITY = 200
 
 EXAMPLE = "example"  # the token of the built-in image
