@@ -48,8 +48,8 @@ class TrainConfig:
     num_eval_images: Count
     """Validation images, or frames of videos, of an evaluation."""
 
-    num_images: Count | None = None
-    """Train on the first images or frames only; on all by default."""
+    num_images: Count | Literal["endless"] | None = None
+    """Train on the first images or frames only; on all by default. With endless, built-in scenes never repeat."""
     max_frame_gap: Annotated[int, Range(1, 10_000)] = 1
     """Largest distance between successive frames of a clip, for models of clips; 1 for consecutive frames."""
     horizontal_flips: bool = False

@@ -43,6 +43,7 @@ def open_split(config: TrainConfig, split: str, count: int | None) -> Any:
 
 def training_data(config: TrainConfig, fabric: Fabric) -> Dataset:
     """Return the images, or clips, of the training split, in memory if they fit."""
+    assert config.num_images != "endless"  # which has a loader of its own
     data = open_split(config, "train", config.num_images)
     total = len(data) if config.num_images is None else len(open_split(config, "train", None))
     if len(data) < total and fabric.global_rank == 0:

@@ -49,13 +49,15 @@ class TrainLoader:
         return image
 
     def _prepare(self, step: int) -> Tensor:
-        image = self._from_curriculum(step)
-        if image is None:
-            image = self._with_low_contrast(step, self._from_data(step))
+        image = self._images(step)
         if not self.config.horizontal_flips:
             return image
         flipped = self._share(self._random(step, FLIP).random(self.config.batch_size)) < 0.5
         return select_images(flipped, image.flip(-1), image)
+
+    def _images(self, step: int) -> Tensor:
+        image = self._from_curriculum(step)
+        return self._with_low_contrast(step, self._from_data(step)) if image is None else image
 
     def _from_data(self, step: int) -> Tensor:
         return self.data.get_batch(self.indices(step), self.fabric.device).image

@@ -32,6 +32,7 @@ from cutslots.modules.base import PartModule
 from cutslots.registry import load_plugins
 from cutslots.training.config import TrainConfig
 from cutslots.training.data import curriculum, open_split, training_data, validation_data
+from cutslots.training.endless import EndlessLoader, endless_scenes
 from cutslots.training.loader import TrainLoader
 from cutslots.training.logger import LOG_EVERY, RunLogger
 from cutslots.training.losses import LOSSES
@@ -109,14 +110,12 @@ def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
     validation, log = validation_data(config, fabric), RunLogger(folder, config, fabric, state)
     if _is_finished(config, **state):  # but was killed before it wrote its report
         return log.finish(raw, validation)
-    data = training_data(config, fabric)
+    loader = open_loader(config, fabric, state["step"])
     compiled = cast(torch.nn.Module, torch.compile(raw)) if config.compile == "on" else raw
     model, optimizer = fabric.setup(compiled, optimizer)
     train_step = make_step(config, fabric, model, optimizer, LOSSES.build(config.loss))
 
     stop = Stop(config, fabric)
-    scenes = curriculum(config, fabric, len(data), state["step"])
-    loader = TrainLoader(data, config, fabric, state["step"], scenes)
     started = time.monotonic() - state["seconds"]
     with log, stop, loader:
         for step in range(state["step"], config.max_steps):
@@ -138,6 +137,14 @@ def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
             f"stopped after step {state['step']}; the state is saved in {folder}", fabric.global_rank == 0
         )
     return log.finish(raw, validation)
+
+
+def open_loader(config: TrainConfig, fabric: Fabric, step: int) -> TrainLoader:
+    """Return the loader of the images of steps, from `step` on."""
+    if config.num_images == "endless":
+        return EndlessLoader(config, fabric, step)
+    data = training_data(config, fabric)
+    return TrainLoader(data, config, fabric, step, curriculum(config, fabric, len(data), step))
 
 
 def _prepare_model(config: TrainConfig, folder: Path, fabric: Fabric) -> Discovery:
@@ -194,6 +201,8 @@ def validate(config: TrainConfig) -> None:
         LOSSES.build(config.loss).validate(model)
         clip = torch.zeros(1, frames, 3, *config.model.image_size)
         model(clip if frames > 1 else clip[:, 0])
+    if config.num_images == "endless":
+        endless_scenes(config)
     for split in ("train", "val"):
         data = open_split(config, split, None)
         if frames > 1:

@@ -1,0 +1,130 @@
+"""`EndlessLoader`: built-in scenes that never repeat, rendered while the network trains.
+
+Step s trains on scenes s * batch_size to (s + 1) * batch_size - 1 of the training split, which has as many as there are
+integers. A thread renders them several steps ahead, on a GPU in a stream of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from cutslots.data.builtin import TexturedSceneConfig
+from cutslots.data.text import data_text
+from cutslots.scenes import Scenes
+from cutslots.scenes.dataset import MAX_BLEND
+from cutslots.scenes.render import render
+from cutslots.scenes.sample import sample_scenes
+from cutslots.scenes.scene_batch import SceneBatch
+from cutslots.training.config import TrainConfig
+from cutslots.training.data import open_split
+from cutslots.training.loader import LOW_CONTRAST, TEXTURE_STRENGTH, TrainLoader
+from cutslots.training.schedules import texture_range
+
+IMAGES_PER_BLOCK = {"cpu": 64, "cuda": 1024}  # rendered at once
+
+
+class Block(NamedTuple):
+    """The images of a few steps."""
+
+    images: Tensor  # (steps, B, 3, H, W), uint8
+    rendered: torch.cuda.Event | None
+
+
+class EndlessLoader(TrainLoader):
+    """Iterates over the images of steps, from `step` on. Images follow from (seed, step), not from the block's size."""
+
+    def __init__(self, config: TrainConfig, fabric: Fabric, step: int) -> None:
+        self.scenes = endless_scenes(config)
+        super().__init__(self.scenes, config, fabric, step)
+        size = config.batch_size // fabric.world_size
+        self.num_steps = max(1, IMAGES_PER_BLOCK.get(fabric.device.type, 64) // size)  # of a block
+        self.stream = torch.cuda.Stream(fabric.device) if fabric.device.type == "cuda" else None
+        self.blocks: dict[int, Future[Block]] = {}
+
+    def __enter__(self) -> None:
+        self.renderer = ThreadPoolExecutor(1)
+        self._order_block(self.step // self.num_steps)
+        super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self.renderer.shutdown(wait=True, cancel_futures=True)
+
+    def _order_block(self, number: int) -> None:
+        if number not in self.blocks:
+            self.blocks[number] = self.renderer.submit(self._render, number)
+
+    def _images(self, step: int) -> Tensor:
+        number, row = divmod(step, self.num_steps)
+        self._order_block(number)
+        self._order_block(number + 1)
+        self.blocks = {n: block for n, block in self.blocks.items() if n >= number}
+        images, rendered = self.blocks[number].result()
+        if rendered is not None:
+            stream = torch.cuda.current_stream(images.device)
+            stream.wait_event(rendered)
+            images.record_stream(stream)
+        return images[row]
+
+    def _render(self, number: int) -> Block:
+        steps = range(number * self.num_steps, (number + 1) * self.num_steps)
+        with torch.no_grad(), self._own_stream():
+            images = render(self._contents(steps), self.scenes.image_size, self.fabric.device).image[:, 0]
+            rendered = None if self.stream is None else self.stream.record_event()
+        return Block(images.unflatten(0, (self.num_steps, -1)), rendered)
+
+    @contextlib.contextmanager
+    def _own_stream(self) -> Iterator[None]:
+        if self.stream is None:
+            yield
+        else:
+            with torch.cuda.stream(self.stream):
+                yield
+
+    def _contents(self, steps: range) -> SceneBatch:
+        """Return what the scenes of these steps contain, with the textures that the steps ask for."""
+        size, scenes, device = self.config.batch_size, self.scenes, self.fabric.device
+        indices = np.concatenate([self._share(np.arange(step * size, (step + 1) * size)) for step in steps])
+        contents = sample_scenes(scenes.family, "train", self.config.seed, indices, scenes.num_objects, device)
+        strength = np.concatenate([self._strength(step) for step in steps])
+        if (strength < 1).any():
+            contents = contents.scale_textures(torch.from_numpy(strength).to(device))
+        blend = np.concatenate([self._blend(step) for step in steps])
+        return contents.blend_into_ground(torch.from_numpy(blend).to(device)) if blend.any() else contents
+
+    def _strength(self, step: int) -> np.ndarray:
+        """Return the strength of the textures of each image."""
+        options, size = self.config.data, self.config.batch_size
+        if not isinstance(options, TexturedSceneConfig) or step >= options.texture_ramp_end:
+            return self._share(np.ones(size))
+        return self._share(self._random(step, TEXTURE_STRENGTH).uniform(*texture_range(options, step), size))
+
+    def _blend(self, step: int) -> np.ndarray:
+        """Return how far the colors of objects are moved toward the ground's, in each image."""
+        options, size = self.config.data, self.config.batch_size
+        if not isinstance(options, TexturedSceneConfig) or step < max(
+            options.low_contrast_start, options.texture_ramp_end
+        ):
+            return self._share(np.zeros(size))
+        random = self._random(step, LOW_CONTRAST)
+        blend, replaced = MAX_BLEND * random.random(size), random.random(size) < options.low_contrast
+        return self._share(np.where(replaced, blend, 0.0))
+
+
+def endless_scenes(config: TrainConfig) -> Scenes:
+    """Return the built-in scenes of a run. Raises a ValueError if its data are something else."""
+    data = open_split(config, "train", None)
+    if not (isinstance(data, Scenes) and data.frames == 1):
+        raise ValueError(
+            f"num_images is endless, but data is {data_text(config.data)!r}; expected built-in scenes of images, "
+            "such as textured, or a number of images"
+        )
+    return data

@@ -1,0 +1,101 @@
+"""Scenes that never repeat: each step has those of its own indices, whatever the blocks in which they are rendered."""
+
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from cutslots.scenes import Scenes
+from cutslots.scenes.dataset import MAX_BLEND
+from cutslots.scenes.render import render
+from cutslots.scenes.sample import sample_scenes
+from cutslots.training import endless
+from cutslots.training.endless import EndlessLoader
+from cutslots.training.loader import LOW_CONTRAST, TEXTURE_STRENGTH
+from cutslots.training.loop import train
+from cutslots.training.schedules import texture_range
+from tests.conftest import DEVICES
+from tests.small_runs import lines, small, weights
+
+
+def config(**changes):
+    return small(None, num_images="endless", batch_size=4, seed=5, **{"data": "plain"} | changes)
+
+
+def fabric(device="cpu", rank=0, world_size=1):
+    return types.SimpleNamespace(device=torch.device(device), global_rank=rank, world_size=world_size)
+
+
+def steps(config, first=0, count=3, **where):
+    loader = EndlessLoader(config, fabric(**where), first)
+    with loader:
+        return [next(loader) for _ in range(count)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_images_are_those_of_the_training_split(device):
+    expected = Scenes("plain", "train", 16, seed=5, count=12).get_batch(np.arange(12), device).image
+    assert torch.equal(torch.cat(steps(config(), device=device)), expected)
+
+
+@pytest.mark.parametrize("size", [1, 4, 9, 64])
+def test_blocks_and_the_first_step_change_nothing(size, monkeypatch):
+    expected = steps(config(), 0, 7)
+    monkeypatch.setattr(endless, "IMAGES_PER_BLOCK", {"cpu": size})
+    for first in (0, 3, 5):
+        for image, other in zip(steps(config(), first, 7 - first), expected[first:], strict=True):
+            assert torch.equal(image, other)
+
+
+def test_processes_share_a_batch():
+    whole = steps(config())
+    parts = [steps(config(), rank=rank, world_size=2) for rank in (0, 1)]
+    for step, image in enumerate(whole):
+        assert torch.equal(torch.cat([part[step] for part in parts]), image)
+
+
+def test_scenes_never_repeat_and_differ_between_seeds():
+    images = torch.cat([*steps(config(), 0, 20), *steps(small(None, num_images="endless", seed=6), 0, 5)])
+    assert len(images.flatten(1).unique(dim=0)) == len(images) == 100
+
+
+def test_textures_follow_the_ramp():
+    ramp = {"data": "textured", "data__texture_ramp_start": 2, "data__texture_ramp_end": 6}
+    run = config(**ramp)
+    for step, image in enumerate(steps(run, 0, 8)):
+        contents = sample_scenes("textured", "train", 5, np.arange(4 * step, 4 * step + 4))
+        if step < 6:
+            random = np.random.default_rng([5, step, TEXTURE_STRENGTH])
+            strength = random.uniform(*texture_range(run.data, step), 4)
+            contents = contents.scale_textures(torch.from_numpy(strength))
+        assert torch.equal(image, render(contents, (16, 16)).image[:, 0]), step
+
+
+def test_a_share_of_scenes_has_low_contrast():
+    options = {"texture_ramp_end": 0, "texture_ramp_start": 0, "low_contrast": 0.5, "low_contrast_start": 2}
+    run = config(data="textured", **{f"data__{name}": value for name, value in options.items()})
+    for step, image in enumerate(steps(run, 0, 6)):
+        contents = sample_scenes("textured", "train", 5, np.arange(4 * step, 4 * step + 4))
+        if step >= 2:
+            random = np.random.default_rng([5, step, LOW_CONTRAST])
+            blend = MAX_BLEND * random.random(4)
+            blend[random.random(4) >= 0.5] = 0
+            contents = contents.blend_into_ground(torch.from_numpy(blend))
+        assert torch.equal(image, render(contents, (16, 16)).image[:, 0]), step
+
+
+def test_a_run_on_endless_scenes_resumes(tmp_path):
+    expected = weights(train(small(tmp_path / "whole", num_images="endless", max_steps=6)))
+    train(small(tmp_path / "parts", num_images="endless", max_steps=3))
+    folder = train(small(tmp_path / "parts", num_images="endless", max_steps=6))
+    assert weights(folder) == expected and any("loss" in line for line in lines(folder))
+
+
+@pytest.mark.parametrize("data", ["moving", "folder"])
+def test_other_data_end(tmp_path, data):
+    (tmp_path / "images").mkdir()
+    options = {"data": "moving"} if data == "moving" else {"data": str(tmp_path / "images")}
+    with pytest.raises(ValueError, match="num_images is endless, but data is|images"):
+        train(small(tmp_path / "run", num_images="endless", **options))
+    assert not (tmp_path / "run").exists()
