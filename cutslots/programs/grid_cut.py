@@ -13,22 +13,30 @@ p_source + p_sink, a constant over the image. They change one eigenvalue, that o
     eigenvalue(i, j) = 2 + (2 - 2 cos(pi i/H)) + (2 - 2 cos(pi j/W)),   but  (N + 4)/2  for i = j = 0, N = HW.
 
 The layer picks two objects for its shape, dtype and device: a cosine transform (`dct.MatmulDCT`, `dct.FFTDCT`) and the
-operators on the edges (`GridOperators`, or its subclasses with Triton kernels on CUDA).
+operators on the edges (`GridOperators`, or its subclasses: compiled code for small images on the CPU, Triton kernels on
+CUDA).
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
 
+from cutslots.programs import native
 from cutslots.programs.dct import DCT, FFTDCT, MatmulDCT, use_fft
 from cutslots.programs.graph import Shape, check_shape, grid_axes, grid_edges
 from cutslots.programs.qp import SolverLayer, check_positive, linear_map
+
+SOURCE = Path(__file__).with_name("grid_cut.c")
+MAX_NATIVE_WORK = 600_000  # multiplications along an axis, up to which compiled code is faster than torch
 
 try:
     from cutslots.programs import grid_cut_triton as kernels
@@ -205,6 +213,41 @@ class GridOperators:
         return torch.stack([*channels, -p, p], -len(self.shape) - 1)
 
 
+class NativeOperators(GridOperators):
+    """A whole solve as one call of compiled code, for a few small images on the CPU: operations of torch cost more."""
+
+    def vertices(self, w: Tensor, dct: DCT, spectrum: Tensor) -> Tensor:
+        batch = math.prod(w.shape[:-3])
+        library = self._library(w, batch)
+        if library is None:
+            return super().vertices(w, dct, spectrum)
+        p = w.new_empty(*w.shape[:-3], *self.shape)
+        return self._call(library.vertices, w.contiguous(), p, batch, dct, spectrum)
+
+    def vertices_adjoint(self, p: Tensor, dct: DCT, spectrum: Tensor) -> Tensor:
+        batch = math.prod(p.shape[:-2])
+        library = self._library(p, batch)
+        if library is None:
+            return super().vertices_adjoint(p, dct, spectrum)
+        w = p.new_empty(*p.shape[:-2], 6, *self.shape)
+        return self._call(library.vertices_adjoint, p.contiguous(), w, batch, dct, spectrum)
+
+    def _library(self, x: Tensor, batch: int) -> ctypes.CDLL | None:
+        """Return the compiled code if it is faster; None for what has no memory, as in a trace."""
+        if batch * math.prod(self.shape) * sum(self.shape) > MAX_NATIVE_WORK or torch.compiler.is_compiling():
+            return None
+        is_plain = type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and not torch.jit.is_tracing()
+        return native.load(SOURCE, x.dtype) if is_plain and not is_functorch_wrapped_tensor(x) else None
+
+    def _call(self, function: Any, x: Tensor, out: Tensor, batch: int, dct: DCT, spectrum: Tensor) -> Tensor:
+        assert isinstance(dct, MatmulDCT)
+        height, width = self.shape
+        scratch = x.new_empty(2 * height * width + height * height + width * width)
+        pointers = [ctypes.c_void_p(a.data_ptr()) for a in (x, out, dct.matrix(-1), dct.matrix(-2), spectrum, scratch)]
+        function(*pointers[:2], *map(ctypes.c_int64, (batch, height, width)), *pointers[2:])
+        return out
+
+
 class TiledOperators(GridOperators):
     """Divergence and differences as one Triton kernel each, for float32 images on CUDA."""
 
@@ -231,7 +274,10 @@ def _choose_solver(shape: Shape, device: torch.device, dtype: torch.dtype) -> tu
     """Return the fastest transform and operators for a grid."""
     fft = use_fft(shape, device)
     if kernels is None or not kernels.is_supported(device) or dtype != torch.float32 or len(shape) != 2:
-        return (FFTDCT if fft else MatmulDCT)(shape, device, dtype), GridOperators(shape)
+        plain = fft or len(shape) != 2 or device.type != "cpu"
+        return (FFTDCT if fft else MatmulDCT)(shape, device, dtype), (GridOperators if plain else NativeOperators)(
+            shape
+        )
     if fft:
         return kernels.TritonFFTDCT(shape, device, dtype), TiledOperators(shape)
     operators = FusedOperators if max(shape) <= kernels.MAX_FUSED_SIZE else TiledOperators

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from scipy import sparse
 from torch import Tensor
-from torch._C._functorch import is_legacy_batchedtensor
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
 from cutslots.programs.constants import ConstantLayer
@@ -116,7 +116,16 @@ def linear_map(x: Tensor, apply: Map, adjoint: Map, *, traced: bool = False) -> 
             return _ReverseLinearMap.apply(x, apply, adjoint)
         with torch.autocast(x.device.type, enabled=False):
             return apply(x)
+    if _needs_no_derivative(x):
+        return _ReverseLinearMap.forward(x, apply, adjoint)
     return _LinearMap.apply(x, apply, adjoint)
+
+
+def _needs_no_derivative(x: Tensor) -> bool:
+    """Return whether x is a plain tensor outside autograd. A function of autograd takes longer than a small cut."""
+    in_reverse_mode = x.requires_grad and torch.is_grad_enabled()
+    in_forward_mode = forward_ad._current_level >= 0
+    return not (in_reverse_mode or in_forward_mode or is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x))
 
 
 class SolverLayer(ConstantLayer):

@@ -9,9 +9,9 @@ from scipy import sparse
 from torch.autograd import gradcheck, gradgradcheck
 
 from cutslots import EqualityQP, Graph, GridCut
-from cutslots.programs import dct, grid_cut
+from cutslots.programs import dct, grid_cut, native
 from cutslots.programs.graph import SparseQP, grid_edges
-from cutslots.programs.grid_cut import FusedOperators, GridOperators, TiledOperators
+from cutslots.programs.grid_cut import FusedOperators, GridOperators, NativeOperators, TiledOperators
 from tests.conftest import DEVICES, needs_cuda
 from tests.programs.literal import edge_list, literal_cut, random_weights, solve_literal
 
@@ -314,7 +314,7 @@ class Kernels(types.SimpleNamespace):
         ((64, 64), torch.float32, FusedOperators, dct.MatmulDCT),
         ((64, 65), torch.float32, TiledOperators, dct.MatmulDCT),
         ((2, 385), torch.float32, TiledOperators, Kernels.TritonFFTDCT),
-        ((64, 64), torch.float64, GridOperators, dct.MatmulDCT),
+        ((64, 64), torch.float64, NativeOperators, dct.MatmulDCT),
         ((2, 385), torch.float64, GridOperators, dct.FFTDCT),
         ((2, 8, 8), torch.float32, GridOperators, dct.MatmulDCT),
     ],
@@ -402,3 +402,38 @@ def test_triton_kernels(shape):
     (expected_grad,) = torch.autograd.grad(expected.square().sum(), v)
     assert (p.cpu() - expected).abs().max() < 1e-5 * expected.abs().max()
     assert (grad.cpu() - expected_grad).abs().max() < 1e-5 * expected_grad.abs().max()
+
+
+# -------------------------------------------------------------------------------------------------------- compiled code
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (5, 1), (3, 4), (16, 16), (9, 30), (64, 64)], ids=str)
+@pytest.mark.parametrize("batch", [(), (0,), (1,), (2, 3)], ids=str)
+def test_compiled_code_equals_the_operations(shape, batch, dtype):
+    if native.load(grid_cut.SOURCE, dtype) is None:
+        pytest.skip("needs a C compiler")
+    cut = GridCut(shape, reach=2.0, anchor=0.3).to(dtype)
+    w = torch.randn(*batch, 6, *shape, dtype=dtype, requires_grad=True)
+    strided = torch.randn(*batch, *shape, 6, dtype=dtype).movedim(-1, -3).requires_grad_()
+    for x in (w, strided):
+        found = [p := cut(x), *torch.autograd.grad(p.square().sum(), x, create_graph=True)]
+        with native.disabled():
+            expected = [p := cut(x), *torch.autograd.grad(p.square().sum(), x)]
+        torch.testing.assert_close(found, expected, atol=1e-5 if dtype == torch.float32 else 1e-13, rtol=0)
+
+
+def test_compiled_code_is_called_for_few_small_images_on_the_cpu(monkeypatch):
+    if native.load(grid_cut.SOURCE, torch.float32) is None:
+        pytest.skip("needs a C compiler")
+    calls = []
+    call = grid_cut.NativeOperators._call
+    monkeypatch.setattr(grid_cut.NativeOperators, "_call", lambda *args: calls.append(args[2].shape) or call(*args))
+    cut = GridCut((16, 16))
+    cut(torch.randn(12, 6, 16, 16, requires_grad=True)).sum().backward()
+    assert calls == [(12, 6, 16, 16), (12, 16, 16)]
+    calls.clear()
+    cut(torch.randn(96, 6, 16, 16))
+    torch.func.vmap(cut)(torch.randn(2, 6, 16, 16))
+    GridCut((2, 16, 16))(torch.randn(8, 2, 16, 16))
+    assert calls == [(2, 6, 16, 16)], "vmap calls the layer with a batch; large batches and clips use the operations"

@@ -96,6 +96,6 @@ def test_a_run_on_endless_scenes_resumes(tmp_path):
 def test_other_data_end(tmp_path, data):
     (tmp_path / "images").mkdir()
     options = {"data": "moving"} if data == "moving" else {"data": str(tmp_path / "images")}
-    with pytest.raises(ValueError, match="num_images is endless, but data is|images"):
+    with pytest.raises(ValueError, match=r"num_images is endless, but data is 'moving'; expected|images"):
         train(small(tmp_path / "run", num_images="endless", **options))
     assert not (tmp_path / "run").exists()
