@@ -274,11 +274,10 @@ def _choose_solver(shape: Shape, device: torch.device, dtype: torch.dtype) -> tu
     """Return the fastest transform and operators for a grid."""
     fft = use_fft(shape, device)
     if kernels is None or not kernels.is_supported(device) or dtype != torch.float32 or len(shape) != 2:
-        plain = fft or len(shape) != 2 or device.type != "cpu"
-        return (FFTDCT if fft else MatmulDCT)(shape, device, dtype), (GridOperators if plain else NativeOperators)(
-            shape
-        )
+        use_native = device.type == "cpu" and len(shape) == 2 and not fft
+        operators = NativeOperators if use_native else GridOperators
+        return (FFTDCT if fft else MatmulDCT)(shape, device, dtype), operators(shape)
     if fft:
         return kernels.TritonFFTDCT(shape, device, dtype), TiledOperators(shape)
-    operators = FusedOperators if max(shape) <= kernels.MAX_FUSED_SIZE else TiledOperators
-    return MatmulDCT(shape, device, dtype), operators(shape)
+    fused = max(shape) <= kernels.MAX_FUSED_SIZE
+    return MatmulDCT(shape, device, dtype), (FusedOperators if fused else TiledOperators)(shape)

@@ -34,6 +34,7 @@ BASES = {
     "BroadcastDecoder",
     "ConstantLayer",
     "Decoder",
+    "EdgeNetPartition",
     "Encoder",
     "HalfResolutionEncoder",
     "MixtureDecoder",
