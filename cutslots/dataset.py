@@ -29,7 +29,7 @@ class Sample(NamedTuple):
     """Images and their masks. Videos have a frame axis; a batch has a leading axis B."""
 
     image: Tensor  # ([B,] [T,] 3, H, W) uint8
-    mask: Tensor  # ([B,] [T,] H, W) uint8: 0 is the background, other values are objects
+    mask: Tensor  # ([B,] [T,] H', W') uint8: 0 is the background, other values are objects; usually of the image's size
 
 
 class EmptySplit(ValueError):
@@ -42,6 +42,8 @@ class Dataset(torch.utils.data.Dataset[Sample], abc.ABC):
     image_size: tuple[int, int]  # (H, W)
     frames: int = 1  # of each video; 1 for images
     has_masks: bool = True  # False: `get_batch` returns zeros for masks
+    has_classes: bool = False  # True: `get_classes` returns semantic masks
+    ignore_label: int | None = None  # the label of pixels that metrics leave out, such as void; None: all pixels count
     memory_mapped: bool = False  # True: `get_batch` copies from files that the system keeps in memory
 
     @abc.abstractmethod
@@ -50,6 +52,11 @@ class Dataset(torch.utils.data.Dataset[Sample], abc.ABC):
     @abc.abstractmethod
     def get_batch(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
         """Return images (B, [T,] 3, H, W) and masks (B, [T,] H, W) on the device."""
+
+    def get_classes(self, indices: Indices, device: torch.device | str = "cpu") -> Tensor:
+        """Return the class of every pixel, of the masks' shape, uint8: 0 is the background; the ignore label is that of
+        masks."""
+        raise ValueError(f"{type(self).__name__} has no classes; expected a dataset with has_classes")
 
     def __getitem__(self, index: int) -> Sample:
         sample = self.get_batch([operator.index(index)])
@@ -66,6 +73,18 @@ class Dataset(torch.utils.data.Dataset[Sample], abc.ABC):
     def without_masks(self) -> Dataset:
         """Return a dataset that spares reading masks if it can."""
         return self
+
+
+def masks_to_show(sample: Sample, ignore_label: int | None) -> Sample:
+    """Return the sample with masks of its images' size, by the nearest pixel, and with ignored pixels as background."""
+    mask, size = sample.mask, sample.image.shape[-2:]
+    if mask.shape[-2:] != size:
+        rows, columns = (
+            ((torch.arange(new, device=mask.device) + 0.5) * (old / new)).long()
+            for new, old in zip(size, mask.shape[-2:], strict=True)
+        )
+        mask = mask[..., rows[:, None], columns]
+    return Sample(sample.image, mask if ignore_label is None else mask.where(mask != ignore_label, 0))
 
 
 class VideoDataset(Dataset):

@@ -93,9 +93,11 @@ def mask_statistics(dataset: Dataset, count: int, title: str, quiet: bool = Fals
             masks = dataset.get_batch(np.arange(start, min(start + step, count))).mask.numpy()
             for mask in masks:
                 areas = np.bincount(mask.ravel(), minlength=256)
-                objects[int((areas[1:] > 0).sum())] += 1
                 pixels += areas
                 total += mask.size
+                if dataset.ignore_label is not None:
+                    areas[dataset.ignore_label] = 0
+                objects[int((areas[1:] > 0).sum())] += 1
                 largest = max(largest, float(areas[1:].max() / mask.size))
     last = int(np.nonzero(objects)[0].max(initial=0))
     return {

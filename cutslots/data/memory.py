@@ -18,8 +18,8 @@ MAX_MEMORY = 8 * 2**30  # bytes of images and masks that are kept in memory
 class InMemory(VideoDataset):
     """Images (N, [T,] 3, H, W) and masks (N, [T,] H, W) as tensors on one device."""
 
-    def __init__(self, image: Tensor, mask: Tensor, has_masks: bool = True) -> None:
-        self.image, self.mask, self.has_masks = image, mask, has_masks
+    def __init__(self, image: Tensor, mask: Tensor, has_masks: bool = True, ignore_label: int | None = None) -> None:
+        self.image, self.mask, self.has_masks, self.ignore_label = image, mask, has_masks, ignore_label
         self.frames = image.shape[1] if image.ndim == 5 else 1
         self.image_size = (image.shape[-2], image.shape[-1])
 
@@ -63,7 +63,7 @@ def load_to_memory(
             indices = np.arange(start, min(start + step, len(data)))
             image[start : start + step], mask[start : start + step] = data.get_batch(indices, device)
             bar.advance(task, len(indices))
-    return InMemory(image, mask, data.has_masks)
+    return InMemory(image, mask, data.has_masks, data.ignore_label)
 
 
 def _free_memory(device: torch.device | str) -> int:

@@ -13,6 +13,7 @@ class VideoFrames(Dataset):
 
     def __init__(self, videos: VideoDataset, count: int | None = None) -> None:
         self.videos, self.image_size, self.has_masks = videos, videos.image_size, videos.has_masks
+        self.ignore_label = videos.ignore_label
         total = len(videos) * videos.frames
         self.count = total if count is None else min(count, total)
 
@@ -36,6 +37,7 @@ class Clips(Dataset):
     def __init__(self, videos: VideoDataset, length: int, max_gap: int = 1) -> None:
         self.videos, self.frames = videos, length
         self.image_size, self.has_masks = videos.image_size, videos.has_masks
+        self.ignore_label = videos.ignore_label
         needed = (length - 1) * max_gap + 1
         if videos.frames < needed:
             gap = f" with max_frame_gap {max_gap}" if max_gap > 1 else ""

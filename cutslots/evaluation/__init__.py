@@ -2,7 +2,8 @@
 
 Read in this order:
 
-    metrics.py      ARI, mIoU, MSE and ID switches of label maps; MetricRows, which collects them
+    metrics.py      ARI, mIoU, mBO, CorLoc, MSE and ID switches of label maps; MetricRows, which collects them
+    tracking.py     HOTA and IDF1 of mask tracks
     labels.py       the kinds of masks that are evaluated, and their label maps
     evaluate.py     evaluate_model: metrics of every image of a dataset; evaluate: the command
     visualize.py    images, masks and slots as arrays to show

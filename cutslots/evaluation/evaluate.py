@@ -17,7 +17,7 @@ import io
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -72,14 +72,15 @@ def evaluate_model(
     with progress(not title or fabric.global_rank > 0) as bar:
         for b in bar.track(range(fabric.global_rank, len(batches), fabric.world_size), description=title):
             sample = data.get_batch(batches[b], fabric.device)
+            truth = Truth.of(data, batches[b], sample)
             torch.manual_seed(b)  # Slot Attention samples its initial slots
             with fabric.autocast():
                 if data.frames > 1:
-                    columns = _video_columns(sample, track_clip(model, sample.image, association))
+                    columns = _video_columns(sample, track_clip(model, sample.image, association), truth)
                 else:
                     output = model(sample.image)
                     check_finite(model, masks=output.masks, reconstruction=output.reconstruction)
-                    columns = _image_columns(sample, output, data.has_masks)
+                    columns = _image_columns(sample, output, truth if data.has_masks else None)
             rows.add(batches[b], columns)
     model.train(was_training)
     rows.gather()
@@ -92,36 +93,55 @@ def _batch_size(model: Discovery, data: Dataset) -> int:
     return 1 if model.spacetime else VIDEO_BATCH_SIZE  # a spacetime model decodes all frames of a video at once
 
 
-def _image_columns(sample: Sample, output: DiscoveryOutput, has_masks: bool) -> dict[str, Tensor]:
+class Truth(NamedTuple):
+    """True labels ([B,] [T,] H, W) of a batch, its true classes if there are any, and the label of ignored pixels."""
+
+    mask: Tensor
+    classes: Tensor | None
+    ignore_label: int | None
+
+    @staticmethod
+    def of(data: Dataset, indices: np.ndarray, sample: Sample) -> Truth:
+        classes = data.get_classes(indices, sample.mask.device) if data.has_classes else None
+        return Truth(sample.mask, classes, data.ignore_label)
+
+    def num_objects(self) -> Tensor:
+        background = (0,) if self.ignore_label is None else (0, self.ignore_label)
+        return torch.tensor([sum(label not in background for label in mask.unique().tolist()) for mask in self.mask])
+
+
+def _image_columns(sample: Sample, output: DiscoveryOutput, truth: Truth | None) -> dict[str, Tensor]:
     columns = {"mse": metrics.squared_error(to_float(sample.image), output.reconstruction)}
-    if not has_masks:
+    if truth is None:
         return columns
-    labels = hard_labels(output, sample.image)
-    return _mask_columns(sample.mask, labels, output.masks.shape[1], metrics.image_metrics) | columns
+    labels = hard_labels(output, sample.image, truth.mask.shape[-2:])
+    return _mask_columns(truth, labels, output.masks.shape[1], metrics.image_metrics) | columns
 
 
-def _video_columns(sample: Sample, outputs: list[DiscoveryOutput]) -> dict[str, Tensor]:
+def _video_columns(sample: Sample, outputs: list[DiscoveryOutput], truth: Truth) -> dict[str, Tensor]:
     image = to_float(sample.image)
     errors = [metrics.squared_error(image[:, t], output.reconstruction) for t, output in enumerate(outputs)]
-    labels = video_hard_labels(outputs, sample.image)
-    columns = _mask_columns(sample.mask, labels, outputs[0].masks.shape[1], metrics.video_metrics)
+    labels = video_hard_labels(outputs, sample.image, truth.mask.shape[-2:])
+    columns = _mask_columns(truth, labels, outputs[0].masks.shape[1], metrics.video_metrics)
     return columns | {"mse": torch.stack(errors).mean(0)}
 
 
 def _mask_columns(
-    true: Tensor,
+    truth: Truth,
     labels: dict[str, Tensor],
     num_slots: int,
-    metric: Callable[[Tensor, Tensor, int], dict[str, Tensor]],
+    metric: Callable[[Tensor, Tensor, int, int | None], dict[str, Tensor]],
 ) -> dict[str, Tensor]:
     """Return the number of true objects, and the metrics of every kind of masks under their prefixed names.
 
     Labels of every kind are indices of slots: a slot that was merged into another one is empty and keeps its index.
     """
-    columns = {"num_objects": torch.tensor([int((mask.unique() > 0).sum()) for mask in true])}
+    columns = {"num_objects": truth.num_objects()}
     for kind, predicted in labels.items():
-        prefix = EVALUATED_MASKS[kind].prefix
-        columns |= {prefix + name: value for name, value in metric(true, predicted, num_slots).items()}
+        values = metric(truth.mask, predicted, num_slots, truth.ignore_label)
+        if truth.classes is not None:
+            values |= metrics.class_metrics(truth.classes, predicted, truth.ignore_label)
+        columns |= {EVALUATED_MASKS[kind].prefix + name: value for name, value in values.items()}
     return columns
 
 
@@ -212,7 +232,7 @@ def _csv_bytes(rows: list[dict[str, Any]]) -> bytes:
     names = list(dict.fromkeys(name for row in rows for name in row)) or ["dataset"]
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: "" if value != value else value for name, value in row.items()} for row in rows)  # NaN
     return text.getvalue().encode()
 
 

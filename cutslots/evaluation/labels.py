@@ -19,28 +19,40 @@ PARTITION = MaskKindInfo("partition_", "Masks of the slot module on its feature 
 EVALUATED_MASKS: dict[str, MaskKindInfo] = MASK_KINDS | {"partition": PARTITION}
 
 
-def hard_labels(output: DiscoveryOutput, image: Tensor | None = None) -> dict[str, Tensor]:
+def hard_labels(
+    output: DiscoveryOutput, image: Tensor | None = None, size: tuple[int, ...] | None = None
+) -> dict[str, Tensor]:
     """Return the slot of every pixel, (B, H, W), by kind of masks.
 
     Refined and high-recall masks are included if `image` (B, 3, H, W) is given and the decoder gives slot
-    reconstructions.
+    reconstructions. Masks are resized bilinearly to `size`, by default that of the decoder masks, before the largest is
+    chosen: published evaluations compare at the size of the true masks.
     """
-    size = output.masks.shape[-2:]
-    partition = F.interpolate(output.partition_masks.float(), size, mode="bilinear", align_corners=False)
-    labels = {"decoder": output.masks.argmax(1), "partition": partition.argmax(1)}
-    if image is None or output.slot_reconstructions is None:
-        return labels
-    refined = refine_masks(output, image)
-    return labels | {"refined": refined.argmax(1), "high-recall": high_recall_masks(refined).argmax(1)}
+    size = output.masks.shape[-2:] if size is None else size
+    masks = {"decoder": output.masks, "partition": output.partition_masks}
+    if image is not None and output.slot_reconstructions is not None:
+        refined = refine_masks(output, image)
+        masks |= {"refined": refined, "high-recall": high_recall_masks(refined)}
+    return {kind: largest_mask(each, size) for kind, each in masks.items()}
 
 
-def video_hard_labels(outputs: Sequence[DiscoveryOutput], image: Tensor) -> dict[str, Tensor]:
+def largest_mask(masks: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Return the largest of masks (B, K, h, w) at every pixel of a size (H, W): (B, H, W)."""
+    if masks.shape[-2:] != tuple(size):
+        masks = F.interpolate(masks.float(), tuple(size), mode="bilinear", align_corners=False)
+    return masks.argmax(1)
+
+
+def video_hard_labels(
+    outputs: Sequence[DiscoveryOutput], image: Tensor, size: tuple[int, ...] | None = None
+) -> dict[str, Tensor]:
     """Return the track of every pixel, (B, T, H, W), by kind of masks, from T outputs and frames (B, T, 3, H, W).
 
-    Slots must be in the order of tracks, as `track_clip` gives them. There are no high-recall masks of videos.
+    Slots must be in the order of tracks, as `track_clip` gives them. There are no high-recall masks of videos. For
+    `size` see `hard_labels`.
     """
-    frames = [hard_labels(output) for output in outputs]
+    frames = [hard_labels(output, size=size) for output in outputs]
     if all(output.slot_reconstructions is not None for output in outputs):
         for frame, masks in zip(frames, refine_video_masks(outputs, image), strict=True):
-            frame["refined"] = masks.argmax(1)
+            frame["refined"] = largest_mask(masks, outputs[0].masks.shape[-2:] if size is None else size)
     return {kind: torch.stack([frame[kind] for frame in frames], 1) for kind in frames[0]}

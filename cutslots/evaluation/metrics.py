@@ -1,9 +1,10 @@
-"""Metrics of predicted labels against true labels: ARI, ARI-FG, mIoU with three denominators, MSE, ID switches.
+"""Metrics of predicted labels against true labels: ARI, mIoU, mean best overlap, CorLoc, MSE and metrics of videos.
 
 Every metric is one value per image, computed from the contingency table n[t, k]: the number of pixels with true label t
 and predicted label k. Counts are exact on every device. True label 0 is the background. Labels may be any integers from
 0: in an image with labels above 255 they are replaced by their ranks, so memory grows with the number of distinct
-labels, not with their values. Unused labels are then empty masks behind the used ones.
+labels, not with their values. Unused labels are then empty masks behind the used ones. Pixels whose true label is
+`ignore_label` (void, overlapping objects) are left out of every count, of true and of predicted masks.
 
 - **ari** is the adjusted Rand index over all pixels. **ari_fg** (ARI-FG) is the same over the pixels of true objects.
   Both are 1 if there are no two groups to distinguish.
@@ -16,14 +17,21 @@ labels, not with their values. Unused labels are then empty masks behind the use
   IoUs are float32. Masks without overlap are paired in the order that SciPy's linear_sum_assignment returns, so the
   number of pairs, and with it miou and miou_fg, may depend on the order of slots and on the number of empty ones. ARI
   and miou_gt do not. With nothing to divide by the metric is 1; the evaluator has NaN or infinity there.
-- **Videos** (B, T, ...) are evaluated as one label map over all frames, so an object must keep its label. `frame_ari`
-  and `frame_ari_fg` are means over single frames. **id_switches** counts, over all objects of a video, how often the
-  label that covers most of an object differs from the one in the last frame in which the object was visible.
+- **mbo_i** (mBO-i) is the mean over true objects of the largest IoU with a predicted mask. Several objects may share a
+  mask. The masks of all slots count; the background is no object. **mbo_c** is the same over true classes instead of
+  objects. **corloc** is 1 if the largest IoU of some object is above 0.5, else 0. They are NaN, and left out of means,
+  for images without objects. These are the definitions of DINOSAUR's and SPOT's code (ocl/metrics/masks.py in
+  github.com/amazon-science/object-centric-learning-framework, ocl_metrics.py in github.com/gkakogeorgiou/spot).
+- **Videos** (B, T, ...) are evaluated as one label map over all frames, so an object must keep its label: `mbo_i` is
+  then the video mBO of VideoSAUR. `frame_ari`, `frame_ari_fg` and `frame_mbo_i` are means over single frames.
+  **id_switches** counts, over all objects of a video, how often the label that covers most of an object differs from
+  the one in the last frame in which the object was visible. For **hota** and **idf1** see tracking.py.
 - **mse** is the squared error, summed over channels and pixels, of images in [0, 1].
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,34 +39,56 @@ import numpy as np
 import torch
 from torch import Tensor
 
-IMAGE_METRICS = ("ari", "ari_fg", "miou", "miou_fg", "miou_gt")
+from cutslots.evaluation.tracking import track_metrics
+
+MIOUS = ("miou", "miou_fg", "miou_gt")
+IMAGE_METRICS = ("ari", "ari_fg", *MIOUS, "mbo_i", "corloc")
+MIN_LOCALIZED_IOU = 0.5  # CorLoc counts objects with a larger IoU
 MAX_TABLE_LABEL = 255  # images with larger labels have a row or a column of the table for used labels only
 MIN_VISIBLE = 1e-3  # fraction of a frame's pixels below which an object does not count as visible
 
 
-def image_metrics(true: Tensor, predicted: Tensor, num_masks: int | None = None) -> dict[str, Tensor]:
+def image_metrics(
+    true: Tensor, predicted: Tensor, num_masks: int | None = None, ignore_label: int | None = None
+) -> dict[str, Tensor]:
     """Return all metrics of predicted against true labels, integers of shape (B, ...). Values are float64 (B,), CPU.
 
     `num_masks` is the number of slots, unused ones included. By default it is the largest predicted label of an image,
-    plus one.
+    plus one. Pixels with the true label `ignore_label` do not count.
 
     >>> true = torch.tensor([[0, 0, 1, 1, 2, 2]])
     >>> metrics = image_metrics(true, torch.tensor([[5, 5, 3, 3, 3, 3]]), num_masks=6)
     >>> {name: round(value.item(), 3) for name, value in metrics.items()}
-    {'ari': 0.444, 'ari_fg': 0.0, 'miou': 0.5, 'miou_fg': 0.25, 'miou_gt': 0.5}
+    {'ari': 0.444, 'ari_fg': 0.0, 'miou': 0.5, 'miou_fg': 0.25, 'miou_gt': 0.5, 'mbo_i': 0.5, 'corloc': 0.0}
     """
-    labels = Labels.of(true, predicted, num_masks)
-    return _table_metrics(contingency(labels.true, labels.predicted), labels.num_masks)
+    labels = Labels.of(true, predicted, num_masks, ignore_label)
+    return _table_metrics(contingency(labels.true, labels.predicted, labels.counted), labels.num_masks)
 
 
 def _table_metrics(table: Tensor, num_masks: np.ndarray) -> dict[str, Tensor]:
     aris = {"ari": adjusted_rand_index(table), "ari_fg": adjusted_rand_index(table[:, 1:])}
-    return aris | mean_iou(table, num_masks)
+    best = best_overlaps(table)
+    return aris | mean_iou(table, num_masks) | {"mbo_i": mean_overlap(best), "corloc": correct_localization(best)}
 
 
-def video_metrics(true: Tensor, predicted: Tensor, num_masks: int | None = None) -> dict[str, Tensor]:
-    """Return all metrics of videos from integer labels (B, T, ...), values (B,): those of `image_metrics` over all
-    frames at once, `frame_ari`, `frame_ari_fg` and `id_switches`. `num_masks` is the number of tracks.
+def class_metrics(classes: Tensor, predicted: Tensor, ignore_label: int | None = None) -> dict[str, Tensor]:
+    """Return `mbo_c` (B,) of predicted labels against true classes, integers of shape (B, ...). Class 0 is background.
+
+    >>> classes = torch.tensor([[0, 0, 7, 7, 7, 255]])
+    >>> class_metrics(classes, torch.tensor([[0, 0, 1, 2, 2, 2]]), ignore_label=255)["mbo_c"].item()  # 2 of 3 pixels
+    0.6666666666666666
+    """
+    labels = Labels.of(classes, predicted, None, ignore_label)
+    return {"mbo_c": mean_overlap(best_overlaps(contingency(labels.true, labels.predicted, labels.counted)))}
+
+
+def video_metrics(
+    true: Tensor, predicted: Tensor, num_masks: int | None = None, ignore_label: int | None = None
+) -> dict[str, Tensor]:
+    """Return all metrics of videos from integer labels (B, T, ...), values (B,).
+
+    They are those of `image_metrics` over all frames at once, those of `track_metrics`, `frame_ari`, `frame_ari_fg`,
+    `frame_mbo_i` and `id_switches`. `num_masks` is the number of tracks.
 
     >>> true = torch.tensor([[[0, 1, 1, 2], [0, 1, 1, 2]]])  # two frames
     >>> metrics = video_metrics(true, torch.tensor([[[3, 4, 4, 5], [3, 5, 5, 4]]]))
@@ -69,18 +99,29 @@ def video_metrics(true: Tensor, predicted: Tensor, num_masks: int | None = None)
         raise ValueError(
             f"true has shape {tuple(true.shape)}, predicted {tuple(predicted.shape)}; expected equal (B, T, ...)"
         )
-    labels = Labels.of(true, predicted, num_masks)
-    frames = contingency(labels.true.flatten(0, 1), labels.predicted.flatten(0, 1)).unflatten(0, true.shape[:2])
-    per_frame = {
-        f"frame_{name}": adjusted_rand_index(table.flatten(0, 1)).unflatten(0, true.shape[:2]).mean(1)
-        for name, table in (("ari", frames), ("ari_fg", frames[:, :, 1:]))
+    labels = Labels.of(true, predicted, num_masks, ignore_label)
+    counted = None if labels.counted is None else labels.counted.flatten(0, 1)
+    frames = contingency(labels.true.flatten(0, 1), labels.predicted.flatten(0, 1), counted).unflatten(
+        0, true.shape[:2]
+    )
+    whole = _table_metrics(frames.sum(1), labels.num_masks)
+    return whole | _frame_metrics(frames) | {"id_switches": id_switches(frames)} | track_metrics(frames)
+
+
+def _frame_metrics(frames: Tensor) -> dict[str, Tensor]:
+    """Return the means over single frames, (B,), from contingency tables (B, T, objects, labels)."""
+    tables = frames.flatten(0, 1)
+    values = {
+        "frame_ari": adjusted_rand_index(tables),
+        "frame_ari_fg": adjusted_rand_index(tables[:, 1:]),
+        "frame_mbo_i": mean_overlap(best_overlaps(tables)),  # NaN for frames without objects
     }
-    return _table_metrics(frames.sum(1), labels.num_masks) | per_frame | {"id_switches": id_switches(frames)}
+    return {name: value.unflatten(0, frames.shape[:2]).nanmean(1) for name, value in values.items()}
 
 
 def id_switches(frames: Tensor) -> Tensor:
     """Return how often objects change their label, (B,), from contingency tables (B, T, objects, labels)."""
-    min_pixels = MIN_VISIBLE * frames[:, :1].sum((2, 3), keepdim=True)
+    min_pixels = MIN_VISIBLE * frames.sum((2, 3), keepdim=True)
     visible = frames.sum(3) >= min_pixels[..., 0].clamp(min=1)
     best = frames == frames.amax(3, keepdim=True)  # several labels, if they cover an object equally
     counts = torch.zeros(len(frames), dtype=torch.float64)
@@ -99,13 +140,16 @@ class Labels(NamedTuple):
     true: Tensor
     predicted: Tensor
     num_masks: np.ndarray
+    counted: Tensor | None  # (B, ...) bool: which pixels count; None: all
 
     @staticmethod
-    def of(true: Tensor, predicted: Tensor, num_masks: int | None) -> Labels:
+    def of(true: Tensor, predicted: Tensor, num_masks: int | None, ignore_label: int | None = None) -> Labels:
         """Check labels, rank those of images with labels above MAX_TABLE_LABEL, and count masks.
 
         The number of masks is that of a batch of one image, so metrics do not depend on the other images of a batch.
         """
+        counted = None if ignore_label is None else true != ignore_label
+        true = true if counted is None else true.where(counted, 0)  # so that the label is no mask
         _check_labels(true, predicted)
         counts = [_count(labels) for labels in (true, predicted)]
         if num_masks is not None:
@@ -116,7 +160,7 @@ class Labels(NamedTuple):
         true, predicted = rank_labels(true), rank_labels(predicted)
         # With an empty mask for every used label, more of them change nothing but the order of ties.
         enough = np.maximum(_count(true) + _count(predicted), MAX_TABLE_LABEL + 1)
-        return Labels(true, predicted, np.minimum(np.maximum(*counts), enough))
+        return Labels(true, predicted, np.minimum(np.maximum(*counts), enough), counted)
 
 
 def rank_labels(labels: Tensor) -> Tensor:
@@ -155,10 +199,11 @@ def _check_labels(true: Tensor, predicted: Tensor) -> None:
             raise ValueError(f"a label is {smallest}; expected zero or more")
 
 
-def contingency(true: Tensor, predicted: Tensor) -> Tensor:
+def contingency(true: Tensor, predicted: Tensor, counted: Tensor | None = None) -> Tensor:
     """Return the number of pixels with true label t and predicted label k: (B, T, K), int64, on the CPU.
 
-    T and K are the largest labels, plus one: pass large labels through `rank_labels`.
+    T and K are the largest labels, plus one: pass large labels through `rank_labels`. Pixels where `counted` is False
+    are left out.
     """
     _check_labels(true, predicted)
     true, predicted = true.flatten(1).long(), predicted.flatten(1).long()
@@ -166,7 +211,8 @@ def contingency(true: Tensor, predicted: Tensor) -> Tensor:
         return torch.zeros(len(true), 1, 1, dtype=torch.long)
     T, K = (int(v) + 1 for v in torch.stack([true.max(), predicted.max()]))  # one transfer from the device
     cell = (torch.arange(len(true), device=true.device)[:, None] * T + true) * K + predicted
-    return torch.bincount(cell.flatten(), minlength=len(true) * T * K).view(-1, T, K).cpu()
+    cell = cell.flatten() if counted is None else cell[counted.flatten(1)]
+    return torch.bincount(cell, minlength=len(true) * T * K).view(-1, T, K).cpu()
 
 
 def adjusted_rand_index(table: Tensor) -> Tensor:
@@ -203,7 +249,7 @@ def mean_iou(table: Tensor, num_masks: np.ndarray) -> dict[str, Tensor]:
         sums[:, b] = values.sum(), values[1:].sum(), values.sum()
         counts[:, b] = pairs, pairs - 1, (true_pixels > 0).sum()
     means = np.where(counts > 0, sums / np.maximum(counts, 1), 1.0)
-    return dict(zip(IMAGE_METRICS[2:], torch.from_numpy(means), strict=True))
+    return dict(zip(MIOUS, torch.from_numpy(means), strict=True))
 
 
 def _square_table(table: np.ndarray, side: int) -> np.ndarray:
@@ -212,6 +258,27 @@ def _square_table(table: np.ndarray, side: int) -> np.ndarray:
     T, K = (min(side, size) for size in table.shape)
     n[:T, :K] = table[:T, :K]
     return n
+
+
+def best_overlaps(table: Tensor) -> Tensor:
+    """Return the largest IoU of each true object with a predicted mask, (B, T - 1), from contingency tables (B, T, K).
+
+    The background, row 0, is no object. Objects without pixels have NaN.
+    """
+    n = table.double()
+    true_pixels = n.sum(2)
+    iou = n / (true_pixels[:, :, None] + n.sum(1)[:, None] - n)  # 0 / 0 is NaN: neither mask has pixels
+    return iou.nan_to_num(0).amax(2).where(true_pixels > 0, torch.nan)[:, 1:]
+
+
+def mean_overlap(best: Tensor) -> Tensor:
+    """Return the mean best overlap (B,) of best overlaps (B, T), NaN without objects."""
+    return best.nanmean(1)
+
+
+def correct_localization(best: Tensor) -> Tensor:
+    """Return 1 where the best overlap of some object is above 0.5, else 0: (B,), NaN without objects."""
+    return (best > MIN_LOCALIZED_IOU).any(1).double().where(~best.isnan().all(1), torch.nan)
 
 
 def squared_error(image: Tensor, reconstruction: Tensor) -> Tensor:
@@ -247,7 +314,8 @@ class MetricRows:
         return sorted(self.rows.items())
 
     def means(self) -> dict[str, float]:
-        """Return the mean of every metric."""
+        """Return the mean of every metric over the images that it is defined for; without any it is left out."""
         rows = [row for _, row in self.table()]
         names: Sequence[str] = list(rows[0]) if rows else ()
-        return {name: float(np.mean([row[name] for row in rows])) for name in names}
+        values = {name: [row[name] for row in rows if not math.isnan(row[name])] for name in names}
+        return {name: float(np.mean(column)) for name, column in values.items() if column}

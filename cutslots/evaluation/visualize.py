@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cutslots.dataset import Dataset, Sample
+from cutslots.dataset import Dataset, Sample, masks_to_show
 from cutslots.evaluation.labels import hard_labels, video_hard_labels
 from cutslots.evaluation.metrics import contingency
 from cutslots.models.discovery import Discovery, DiscoveryOutput, to_float
@@ -95,7 +95,7 @@ def visualize_images(model: Discovery, data: Dataset, count: int, fabric: Fabric
     """Return the visualization of the first `count` images, or of `count` frames of the first video."""
     if data.frames > 1:
         return visualize_videos(model, data, fabric, 1).videos[0].subsample(count)
-    sample = data.get_batch(np.arange(min(count, len(data))), fabric.device)
+    sample = masks_to_show(data.get_batch(np.arange(min(count, len(data))), fabric.device), data.ignore_label)
     was_training = model.training
     model.eval()
     torch.manual_seed(0)  # Slot Attention samples its initial slots
@@ -114,7 +114,7 @@ def visualize_videos(
     association: str | None = None,
 ) -> VideoVisualization:
     """Return the visualization of the first `count` videos, with tracked slots, and of a pair of distant frames."""
-    sample = data.get_batch(np.arange(min(count, len(data))), fabric.device)
+    sample = masks_to_show(data.get_batch(np.arange(min(count, len(data))), fabric.device), data.ignore_label)
     was_training = model.training
     model.eval()
     torch.manual_seed(0)  # Slot Attention samples its initial slots

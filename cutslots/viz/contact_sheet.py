@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from cutslots.dataset import Dataset
+from cutslots.dataset import Dataset, masks_to_show
 from cutslots.viz.palette import PALETTE
 
 MAX_IMAGES = 16
@@ -19,7 +19,7 @@ def contact_sheet(data: Dataset, columns: int = 8) -> Image.Image:
     Of a dataset of videos, each row shows `columns` frames of one video.
     """
     count = min(len(data), MAX_IMAGES if data.frames == 1 else MAX_IMAGES // columns)
-    sample = data.get_batch(np.arange(count))
+    sample = masks_to_show(data.get_batch(np.arange(count)), data.ignore_label)
     images, masks = sample.image.numpy(), sample.mask.numpy()
     height, width = images.shape[-2:]
     if count == 0:

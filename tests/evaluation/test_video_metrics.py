@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
 
 from cutslots.evaluation.metrics import IMAGE_METRICS, image_metrics, video_metrics
+from cutslots.evaluation.tracking import TRACK_METRICS
 
 
 def values(true, predicted):
@@ -35,7 +36,8 @@ def test_video_ari_equals_sklearn(seed):
 def test_metrics_of_a_video_are_those_of_one_long_image():
     true, predicted = torch.randint(0, 5, (2, 3, 4, 6, 6))
     ours, theirs = video_metrics(true, predicted), image_metrics(true.flatten(1), predicted.flatten(1))
-    assert set(ours) == {*IMAGE_METRICS, "frame_ari", "frame_ari_fg", "id_switches"}
+    per_frame = {"frame_ari", "frame_ari_fg", "frame_mbo_i"}
+    assert set(ours) == {*IMAGE_METRICS, *TRACK_METRICS, *per_frame, "id_switches"}
     assert all(torch.equal(ours[name], theirs[name]) for name in IMAGE_METRICS)
 
 
