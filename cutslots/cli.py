@@ -34,6 +34,12 @@ PublishedDataset = Literal[
     "clevrtex-vbg",
     "clevrtex-grassbg",
     "movi-a",
+    "movi-c",
+    "movi-e",
+    "coco",
+    "voc",
+    "davis",
+    "ytvis",
 ]
 Accelerator = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "32-true", "bf16-mixed"]
@@ -286,7 +292,7 @@ def prepare(
     source: Path,
     out: Out,
     size: int | None = None,
-    protocol: Literal["clevrtex", "slot-attention", "savi"] = "clevrtex",
+    protocol: Literal["clevrtex", "slot-attention", "savi", "videosaur", "dinosaur", "spot"] | None = None,
     workers: int | None = None,
     overwrite: bool = False,
 ) -> None:
@@ -294,12 +300,13 @@ def prepare(
 
     Args:
         dataset: The dataset.
-        source: clevr: the .tfrecords file. clevrtex: the unpacked folder, or that of the tar or zip files. movi-a: the
-            TFDS folder.
+        source: clevr: the .tfrecords file. clevrtex: the unpacked folder, or that of the tar or zip files. movi-a,
+            movi-c, movi-e: the TFDS folder. coco, voc, davis, ytvis: the unpacked folder.
         out: The folder to write to. Run the same command again to resume.
-        size: Height and width of the images, in pixels; by default 128, for the protocol savi 64.
-        protocol: Whose crop, resizing and splits. slot-attention is for clevr: rows 29-220, the first 70,000 images for
-            training, and scenes of at most 6 objects. savi is for movi-a: whole frames.
+        size: Height and width of the images, in pixels; by default that of the protocol.
+        protocol: Whose crop, resizing and splits: clevrtex for clevr, clevrtex and movi-a; slot-attention for clevr;
+            savi for movi-a; videosaur for movi-c, movi-e, davis and ytvis; dinosaur for coco, voc, movi-c and movi-e;
+            spot for coco and voc. By default the first of these that the dataset has.
         workers: Threads that decode images; by default one for each core.
         overwrite: Replace another cache in the folder.
     """

@@ -102,12 +102,16 @@ class VideoDataset(Dataset):
 
 
 class MemmapDataset(VideoDataset):
-    """Images or videos in arrays, in memory or mapped from files: images (N, T, 3, H, W), masks (N, T, H, W), uint8."""
+    """Images or videos in arrays, in memory or mapped from files: images (N, T, 3, H, W), masks (N, T, H', W'), uint8.
+
+    `classes`, if given, has the shape of masks.
+    """
 
     memory_mapped = True
 
-    def __init__(self, images: np.ndarray, masks: np.ndarray) -> None:
-        self.images, self.masks = images, masks
+    def __init__(self, images: np.ndarray, masks: np.ndarray, classes: np.ndarray | None = None) -> None:
+        self.images, self.masks, self.classes = images, masks, classes
+        self.has_classes = classes is not None
         self.frames = images.shape[1]
         self.image_size = (images.shape[3], images.shape[4])
 
@@ -118,6 +122,12 @@ class MemmapDataset(VideoDataset):
         rows = check_indices(indices, len(self))
         batch = (_take(array, rows, device) for array in (self.images, self.masks))
         return Sample(*(x[:, 0] if self.frames == 1 else x for x in batch))
+
+    def get_classes(self, indices: Indices, device: torch.device | str = "cpu") -> Tensor:
+        if self.classes is None:
+            return super().get_classes(indices, device)
+        batch = _take(self.classes, check_indices(indices, len(self)), device)
+        return batch[:, 0] if self.frames == 1 else batch
 
     def get_frames(self, videos: Indices, frames: Indices, device: torch.device | str = "cpu") -> Sample:
         """Return one frame of each video; only these frames are read."""

@@ -10,6 +10,8 @@ In reading order:
     prepare.py                        `cutslots prepare`: published files to a cache
     published.py, source.py, resize.py, clevr.py, clevrtex.py, movi.py, archives.py, tfrecord.py
                                       the published datasets and their file formats
+    coco.py, voc.py, davis.py, ytvis.py, photographs.py, annotations.py
+                                      photographs and real videos
     inspect.py                        `cutslots inspect`
 """
 

@@ -115,7 +115,7 @@ def _print(data: str, dataset: Dataset, facts: dict[str, Any]) -> None:
         return
     console = Console()
     console.print(_object_table(facts))
-    console.print(_label_table(facts))
+    console.print(_label_table(facts, dataset.ignore_label))
 
 
 def _describe(data: Prepared) -> str:
@@ -138,10 +138,11 @@ def _object_table(facts: dict[str, Any]) -> Table:
     return table
 
 
-def _label_table(facts: dict[str, Any]) -> Table:
+def _label_table(facts: dict[str, Any], ignore_label: int | None) -> Table:
     table = Table("label", *(f"{split}\nshare of pixels" for split in facts))
     for label in sorted({label for each in facts.values() for label in each["labels"]}):
         shares = (f"{100 * each['labels'].get(label, 0):.2f} %" for each in facts.values())
-        table.add_row("0, background" if label == 0 else str(label), *shares)
+        names = {ignore_label: f"{label}, ignored", 0: "0, background"}
+        table.add_row(names.get(label, str(label)), *shares)
     table.add_row("largest object", *(f"{100 * each['largest_object']:.1f} %" for each in facts.values()))
     return table

@@ -1,8 +1,10 @@
 """Convert a dataset from the files as published to a cache of memory-mapped arrays.
 
     images.npy    (rows, frames, 3, S, S) uint8        objects.npy    (rows,) uint8: number of objects in the scene
-    masks.npy     (rows, frames, S, S) uint8           manifest.json  describes the cache; written last
-    request.json  what was asked for
+    masks.npy     (rows, frames, M, M) uint8           manifest.json  describes the cache; written last
+    classes.npy   as masks, if there are classes       request.json   what was asked for
+
+Masks are of the size of images unless the protocol evaluates at another size.
 
 Until the cache is complete, the arrays are called .part and progress.json says how many source records are in them: an
 interrupted run resumes there. Rows are written with pwrite, not through a map: a full disk is then an error, not a
@@ -35,7 +37,7 @@ from cutslots.files import Layout, Notice, errors_name_path, output_folder, prog
 FORMAT = 2  # version of the cache; increased whenever the same source would give other bytes
 SAVE_EVERY = 2.0  # seconds between updates of progress.json
 HEADER_SIZE = 128  # bytes of an .npy file before its data
-ARRAYS = ("images", "masks", "objects")
+ARRAYS = ("images", "masks", "classes", "objects")
 LAYOUT = Layout(
     "cache",
     (*(f"{name}.npy" for name in ARRAYS), "progress.json", "manifest.json", "contact_sheet.png"),
@@ -50,15 +52,19 @@ def prepare(
     source: Path,
     out: Path,
     size: int | None = None,
-    protocol: str = "clevrtex",
+    protocol: str | None = None,
     workers: int | None = None,
     overwrite: bool = False,
     quiet: bool = False,
 ) -> bool:
-    """Make the cache of a dataset in `out`; return False if it is there already. The protocol has a default size."""
+    """Make the cache of a dataset in `out`; return False if it is there already.
+
+    The protocol is by default the first of the dataset, and has a default size.
+    """
     if dataset not in PUBLISHED:
         raise ValueError(f"dataset is {dataset!r}; expected one of {', '.join(PUBLISHED)}")
     kind = PUBLISHED[dataset]
+    protocol = next(iter(kind.protocols)) if protocol is None else protocol
     if protocol not in kind.protocols:
         raise ValueError(f"protocol is {protocol!r}; for {dataset} expected one of {', '.join(kind.protocols)}")
     size = kind.protocols[protocol].size if size is None else size
@@ -82,7 +88,7 @@ def prepare(
         if complete:
             return False
         done = _resume(out)
-        _check_disk_space(out, opened, size, kind.frames)
+        _check_disk_space(out, opened, row_shapes(request))
         rows = _fill(out, opened, request, done, workers or os.cpu_count() or 1, quiet)
         _finish(out, opened, request, rows, quiet)
     if kind.count is not None and rows != kind.count:
@@ -144,25 +150,28 @@ def _part(out: Path, name: str) -> Path:
     return out / f"{name}.npy.part"
 
 
-def _row_shapes(request: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of a row of each array."""
-    frames, size = request["frames"], request["size"]
-    return {"images": (frames, 3, size, size), "masks": (frames, size, size), "objects": ()}
+def row_shapes(request: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of a row of each array of a cache."""
+    frames, size, kind = request["frames"], request["size"], PUBLISHED[request["dataset"]]
+    mask_size = kind.protocols[request["protocol"]].mask_size or size
+    masks = dict.fromkeys(("masks", "classes") if kind.has_classes else ("masks",), (frames, mask_size, mask_size))
+    return {"images": (frames, 3, size, size), **masks, "objects": ()}
 
 
-def _check_disk_space(out: Path, source: Source, size: int, frames: int) -> None:
+def _check_disk_space(out: Path, source: Source, shapes: dict[str, tuple[int, ...]]) -> None:
     """Raise ValueError if the disk is too small, where the number of rows is known: writing may take hours."""
     if source.num_rows is None:
         return
     present = sum(path.stat().st_size for path in out.iterdir())
-    need, free = source.num_rows * frames * 4 * size * size - present, shutil.disk_usage(out).free
+    row = sum(int(np.prod(shape)) for shape in shapes.values())
+    need, free = source.num_rows * row - present, shutil.disk_usage(out).free
     if need > free:
         raise ValueError(f"{out} needs {need / 1e9:.1f} GB more, and its disk has {free / 1e9:.1f} GB free")
 
 
 def _fill(out: Path, source: Source, request: dict[str, Any], done: int, workers: int, quiet: bool) -> int:
     """Write all source records from record `done` on; return the number of rows."""
-    shapes = _row_shapes(request)
+    shapes = row_shapes(request)
     lengths = {name: int(np.prod(shape)) for name, shape in shapes.items()}
     count, saved = done, time.monotonic()
     with ThreadPoolExecutor(workers) as pool, progress(quiet, "{task.fields[speed]}") as bar:
@@ -245,7 +254,7 @@ def _write(file: int, values: np.ndarray, offset: int) -> None:
 def _finish(out: Path, opened: Source, request: dict[str, Any], rows: int, quiet: bool) -> None:
     """Give the arrays their headers and final names, then write the manifest."""
     facts: dict[str, Any] = {}
-    for name, shape in _row_shapes(request).items():
+    for name, shape in row_shapes(request).items():
         part, path = _part(out, name), out / f"{name}.npy"
         with errors_name_path(part), part.open("r+b") as file:
             file.write(_header((rows, *shape)))
@@ -266,11 +275,12 @@ def _finish(out: Path, opened: Source, request: dict[str, Any], rows: int, quiet
         "objects": protocol.num_objects,
         "crop": protocol.crop,
         "resize": protocol.resize,
+        "ignore_label": kind.ignore_label,
         "files": facts,
         "source": _checksums(opened, quiet),
         "version": cutslots.__version__,
     }
-    for name in ARRAYS:
+    for name in row_shapes(request):
         os.replace(_part(out, name), out / f"{name}.npy")
     write_json(out / "manifest.json", manifest)
     (out / "progress.json").unlink(missing_ok=True)
@@ -285,10 +295,9 @@ def _header(shape: tuple[int, ...]) -> bytes:
 
 def _checksums(source: Source, quiet: bool) -> list[dict[str, Any]]:
     """Return name, size and SHA-256 of archives and record files, [] for single images, which are too many."""
-    if source.files[0][0].suffix == ".png":
-        return []
+    records = [file for file in source.files if file[0].suffix not in (".png", ".jpg")]
     with progress(quiet) as bar:
-        files = bar.track(source.files, description="checksums")
+        files = bar.track(records, description="checksums")
         return [{"name": path.name, "bytes": size, "sha256": sha256(path)} for path, size in files]
 
 

@@ -1,4 +1,4 @@
-"""Caches that `cutslots prepare` writes, as datasets: clevr, clevrtex and its variants, movi-a."""
+"""Caches that `cutslots prepare` writes, as datasets: clevr, clevrtex, movi-a, coco, ytvis..."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import torch
 
-from cutslots.data.prepare import FORMAT
+from cutslots.data.prepare import FORMAT, row_shapes
 from cutslots.data.published import PUBLISHED
 from cutslots.data.registry import DATASETS, DatasetConfig, check_split
 from cutslots.dataset import (
@@ -55,7 +55,9 @@ class Prepared(VideoDataset):
         self.image_size = (request["size"], request["size"])
         if image_size is not None:
             self._check_image_size(check_image_size(image_size))
+        self.ignore_label = self.manifest.get("ignore_label")
         self.cached, self.num_objects = self._open_arrays()
+        self.has_classes = self.cached.has_classes
         self.rows = self._select_rows(count, num_objects or self.manifest["objects"] or (0, 255))
 
     def _check_image_size(self, wanted: tuple[int, int]) -> None:
@@ -71,16 +73,13 @@ class Prepared(VideoDataset):
 
     def _open_arrays(self) -> tuple[MemmapDataset, np.ndarray]:
         """Return all images and masks of the cache and the number of objects of every row."""
-        images, masks, objects = (open_memmap(self.folder / f"{name}.npy") for name in ("images", "masks", "objects"))
-        rows = self.manifest["rows"]
-        for array, shape in (
-            (images, (rows, self.frames, 3, *self.image_size)),
-            (masks, (rows, self.frames, *self.image_size)),
-            (objects, (rows,)),
-        ):
+        shapes = row_shapes(self.manifest["request"])
+        arrays = {name: open_memmap(self.folder / f"{name}.npy") for name in shapes}
+        for name, array in arrays.items():
+            shape = (self.manifest["rows"], *shapes[name])
             if array.shape != shape or array.dtype != np.uint8:
                 raise ValueError(f"{array.filename} is {array.dtype} {array.shape}; expected {shape}: prepare it again")
-        return MemmapDataset(images, masks), np.array(objects)
+        return MemmapDataset(arrays["images"], arrays["masks"], arrays.get("classes")), np.array(arrays["objects"])
 
     def _select_rows(self, count: int | None, bounds: tuple[int, int]) -> np.ndarray:
         """Return the rows of the split with so many objects, the first `count` of them."""
@@ -115,6 +114,9 @@ class Prepared(VideoDataset):
     def get_batch(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
         return self.cached.get_batch(self.rows[check_indices(indices, len(self))], device)
 
+    def get_classes(self, indices: Indices, device: torch.device | str = "cpu") -> torch.Tensor:
+        return self.cached.get_classes(self.rows[check_indices(indices, len(self))], device)
+
     def get_frames(self, videos: Indices, frames: Indices, device: torch.device | str = "cpu") -> Sample:
         return self.cached.get_frames(self.rows[check_indices(videos, len(self))], frames, device)
 
@@ -143,7 +145,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         _ = [manifest["splits"][name] for name in SPLITS]
     except Exception:
         raise ValueError(f"{path} cannot be read as a manifest; delete {folder} and prepare it again") from None
-    if request["format"] != FORMAT or request["dataset"] not in PUBLISHED:
+    published = PUBLISHED.get(request["dataset"])
+    if request["format"] != FORMAT or published is None or request["protocol"] not in published.protocols:
         raise ValueError(f"{path} is of another version ({request['format']}; expected {FORMAT}); prepare it again")
     for name, size in sizes.items():
         found = (folder / name).stat().st_size if (folder / name).is_file() else 0
@@ -212,6 +215,36 @@ class MoviAConfig(PreparedConfig):
     pass
 
 
+@dataclass(frozen=True)
+class MoviCConfig(PreparedConfig):
+    pass
+
+
+@dataclass(frozen=True)
+class MoviEConfig(PreparedConfig):
+    pass
+
+
+@dataclass(frozen=True)
+class CocoConfig(PreparedConfig):
+    pass
+
+
+@dataclass(frozen=True)
+class VocConfig(PreparedConfig):
+    pass
+
+
+@dataclass(frozen=True)
+class DavisConfig(PreparedConfig):
+    pass
+
+
+@dataclass(frozen=True)
+class YtvisConfig(PreparedConfig):
+    pass
+
+
 def register_prepared(name: str, config: type[PreparedConfig]) -> None:
     def open_prepared(
         split: str,
@@ -237,3 +270,9 @@ register_prepared("clevrtex-pbg", ClevrtexPbgConfig)
 register_prepared("clevrtex-vbg", ClevrtexVbgConfig)
 register_prepared("clevrtex-grassbg", ClevrtexGrassbgConfig)
 register_prepared("movi-a", MoviAConfig)
+register_prepared("movi-c", MoviCConfig)
+register_prepared("movi-e", MoviEConfig)
+register_prepared("coco", CocoConfig)
+register_prepared("voc", VocConfig)
+register_prepared("davis", DavisConfig)
+register_prepared("ytvis", YtvisConfig)

@@ -11,7 +11,11 @@ from cutslots.data.clevrtex import (
     CLEVRTEX_PBG,
     CLEVRTEX_VBG,
 )
-from cutslots.data.movi import MOVI_A
+from cutslots.data.coco import COCO
+from cutslots.data.davis import DAVIS
+from cutslots.data.movi import MOVI_A, MOVI_C, MOVI_E
+from cutslots.data.voc import VOC
+from cutslots.data.ytvis import YTVIS
 
 PUBLISHED = {
     "clevr": CLEVR,
@@ -22,4 +26,10 @@ PUBLISHED = {
     "clevrtex-vbg": CLEVRTEX_VBG,
     "clevrtex-grassbg": CLEVRTEX_GRASSBG,
     "movi-a": MOVI_A,
+    "movi-c": MOVI_C,
+    "movi-e": MOVI_E,
+    "coco": COCO,
+    "voc": VOC,
+    "davis": DAVIS,
+    "ytvis": YTVIS,
 }

@@ -1,15 +1,17 @@
 """Crop and resize as the libraries of the publishers' code do. A pixel i of `size` is made from pixels of a side:
 
-    library      images                                                   masks
-    pillow       bilinear, antialiased: a triangle as wide as a pixel     pixel floor((i + 1/2) side / size)
-                 of the result, rounded after each axis
-    torch        bilinear between the two pixels next to                  pixel floor(i side / size)
-                 (i + 1/2) side / size - 1/2
-    tensorflow   as torch                                                 pixel floor((i + 1/2) side / size)
+    library        images                                                   masks
+    pillow         bilinear, antialiased: a triangle as wide as a pixel     pixel floor((i + 1/2) side / size)
+                   of the result, rounded after each axis
+    torch          bilinear between the two pixels next to                  pixel floor(i side / size)
+                   (i + 1/2) side / size - 1/2
+    tensorflow     as torch                                                 pixel floor((i + 1/2) side / size)
+    torch-bicubic  bicubic between the four pixels next to it               pixel floor((i + 1/2) side / size)
 
-torch is `torch.nn.functional.interpolate` with the modes bilinear (align_corners=False) and nearest, tensorflow is
-`tf.image.resize` with the methods bilinear and nearest, both without antialiasing. They return floating-point images.
-These are rounded to the nearest of 256 levels, halves to even: a cache is at most half a level away from them.
+torch is `torch.nn.functional.interpolate` with the modes bilinear (align_corners=False) and nearest, torch-bicubic with
+the modes bicubic and nearest-exact; tensorflow is `tf.image.resize` with the methods bilinear and nearest. None of them
+antialiases. They return floating-point images. These are clamped and rounded to the nearest of 256 levels, halves to
+even: a cache is at most half a level away from them.
 """
 
 from __future__ import annotations
@@ -17,29 +19,42 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+import torch
 from PIL import Image
+from torch.nn import functional as F
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom
-Library = Literal["pillow", "torch", "tensorflow"]
+Library = Literal["pillow", "torch", "tensorflow", "torch-bicubic"]
 
 
 def crop_image(image: np.ndarray, box: Box, size: int, library: Library) -> np.ndarray:
     """Crop an image (H, W, 3) uint8 to the box and resize it bilinearly: (3, size, size) uint8."""
     left, top, right, bottom = box
-    crop = np.ascontiguousarray(image[top:bottom, left:right])
-    if library == "pillow":
-        resized = np.asarray(Image.fromarray(crop).resize((size, size), Image.Resampling.BILINEAR))
-    else:
-        values = _interpolate(_interpolate(crop.astype(np.float32), 0, size), 1, size)
-        resized = np.rint(values).astype(np.uint8)
-    return resized.transpose(2, 0, 1)
+    return resize_image(image[top:bottom, left:right], (size, size), library).transpose(2, 0, 1)
 
 
 def crop_mask(labels: np.ndarray, box: Box, size: int, library: Library) -> np.ndarray:
     """Crop labels (..., H, W) to the box and take the nearest pixels: (..., size, size)."""
     left, top, right, bottom = box
-    rows = top + nearest_indices(bottom - top, size, library)
-    columns = left + nearest_indices(right - left, size, library)
+    return resize_mask(labels[..., top:bottom, left:right], (size, size), library)
+
+
+def resize_image(image: np.ndarray, shape: tuple[int, int], library: Library) -> np.ndarray:
+    """Resize an image (H, W, 3) uint8 to a height and width."""
+    image = np.ascontiguousarray(image)
+    if library == "pillow":
+        return np.asarray(Image.fromarray(image).resize(shape[::-1], Image.Resampling.BILINEAR))
+    if library == "torch-bicubic":
+        pixels = torch.from_numpy(image.astype(np.float32)).permute(2, 0, 1)[None]
+        values = F.interpolate(pixels, shape, mode="bicubic", align_corners=False)[0].permute(1, 2, 0).numpy()
+    else:
+        values = _interpolate(_interpolate(image.astype(np.float32), 0, shape[0]), 1, shape[1])
+    return np.rint(np.clip(values, 0, 255)).astype(np.uint8)
+
+
+def resize_mask(labels: np.ndarray, shape: tuple[int, int], library: Library) -> np.ndarray:
+    """Take the nearest pixels of labels (..., H, W): (..., *shape)."""
+    rows, columns = (nearest_indices(*each, library) for each in zip(labels.shape[-2:], shape, strict=True))
     return np.ascontiguousarray(labels[..., rows[:, None], columns[None, :]])
 
 

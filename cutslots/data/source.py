@@ -20,7 +20,7 @@ from PIL import Image
 from cutslots.data.resize import Box, Library
 
 Splits = dict[str, tuple[int, int]]  # first row and end of each split
-Row = dict[str, np.ndarray]  # images (T, 3, S, S), masks (T, S, S), objects (), all uint8; or some of them
+Row = dict[str, np.ndarray]  # images (T, 3, S, S), masks and classes (T, M, M), objects (), all uint8; or some of them
 
 WIDTH, HEIGHT = 320, 240  # of CLEVR's and CLEVRTEX's images
 MAX_OBJECTS = 10
@@ -57,6 +57,9 @@ class Protocol:
     resize: Library  # whose resizing
     size: int = 128  # height and width of the result, unless the user asks for another
     num_objects: tuple[int, int] | None = None  # smallest and largest number of objects; None: all scenes
+    mask_size: int | None = None  # height and width of masks; None: those of images
+    resize_first: bool = False  # the shorter side is resized, then the center is cropped
+    prescale: int | None = None  # the shorter side is scaled to this first, by the nearest pixel
 
     def box(self, width: int, height: int) -> Box:
         """Return the crop of an image."""
@@ -72,6 +75,8 @@ class DatasetSpec:
     open: Callable[[Path, int, str], Source]  # (source, size, protocol)
     protocols: dict[str, Protocol]
     frames: int = 1
+    has_classes: bool = False  # there are semantic masks
+    ignore_label: int | None = None  # the label of pixels that metrics leave out
 
 
 # --------------------------------------------------------------------------------------------------------------- images
@@ -105,14 +110,16 @@ def decode_png(data: bytes, modes: tuple[str, ...], size: tuple[int, int] | None
     return image
 
 
-def decode_labels(data: bytes, size: tuple[int, int] | None) -> np.ndarray:
+def decode_labels(data: bytes, size: tuple[int, int] | None, max_objects: int = MAX_OBJECTS) -> np.ndarray:
     """Decode the labels (H, W) of a mask."""
     labels = np.asarray(decode_png(data, ("P", "L"), size))
-    if labels.max() > MAX_OBJECTS:
-        raise ValueError(f"a pixel has the label {labels.max()}; expected 0 to {MAX_OBJECTS}")
+    if labels.max() > max_objects:
+        raise ValueError(f"a pixel has the label {labels.max()}; expected 0 to {max_objects}")
     return labels
 
 
-def count_objects(labels: np.ndarray) -> np.ndarray:
-    """Return the number of labels other than 0, as a uint8 scalar."""
-    return np.array((np.bincount(labels.ravel(), minlength=1)[1:] > 0).sum(), dtype=np.uint8)
+def count_objects(labels: np.ndarray, ignore_label: int | None = None) -> np.ndarray:
+    """Return the number of labels other than 0 and the ignored one, as a uint8 scalar."""
+    areas = np.bincount(labels.ravel(), minlength=256)
+    areas[0 if ignore_label is None else [0, ignore_label]] = 0
+    return np.array((areas > 0).sum(), dtype=np.uint8)

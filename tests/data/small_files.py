@@ -128,13 +128,13 @@ def movi_record(seed: int, objects: int, side: int) -> bytes:
     return framed(movi_features(seed, objects, side))
 
 
-def write_movi(folder: Path, shards: dict[str, list[int]], side: int) -> Path:
+def write_movi(folder: Path, shards: dict[str, list[int]], side: int, variant: str = "a") -> Path:
     """Write the TFDS folder with so many videos in each shard of each split; video i has 3 + i objects."""
     folder.mkdir(parents=True)
     first = 0
     for split, lengths in shards.items():
         for i, length in enumerate(lengths):
-            path = folder / f"movi_a-{split}.tfrecord-{i:05d}-of-{len(lengths):05d}"
+            path = folder / f"movi_{variant}-{split}.tfrecord-{i:05d}-of-{len(lengths):05d}"
             write_records(path, [movi_record(n, 3 + n, side) for n in range(first, first + length)])
             first += length
     features = {"type": "tensorflow_datasets.core.features.features_dict.FeaturesDict", "content": {"video": {}}}

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from cutslots.data import prepare as preparing
 from cutslots.data import prepared
@@ -33,13 +34,17 @@ from tests.data.prepare_helpers import (
 from tests.data.reference_resize import resized
 from tests.data.small_files import (
     clevrtex_files,
+    framed,
     image_png,
+    movi_features,
     palette_png,
+    png,
     scene,
     video,
     write_clevr,
     write_files,
     write_movi,
+    write_records,
     write_tar,
     write_zip,
 )
@@ -108,6 +113,56 @@ def test_movi_a_as_savi(tmp_path, side, size):
         means = videos[0].image.reshape(24, 64, 2, 64, 2, 3).mean((2, 4)).transpose(0, 3, 1, 2)
         assert np.abs(images[0] - means).max() <= 0.5
         assert np.array_equal(masks[0], videos[0].labels[:, 1::2, 1::2])
+
+
+def bicubic(image, size):
+    """Keys' cubic convolution with a = -3/4 at (i + 1/2) side / size - 1/2, the edges repeated: (size, size, C)."""
+
+    def kernel(x):
+        x = abs(x)
+        return (1.25 * x - 2.25) * x * x + 1 if x <= 1 else -0.75 * (((x - 5) * x + 8) * x - 4) if x < 2 else 0.0
+
+    side = len(image)
+    weights = np.zeros((size, side))
+    for i in range(size):
+        at = (i + 0.5) * side / size - 0.5
+        for x in range(int(np.floor(at)) - 1, int(np.floor(at)) + 3):
+            weights[i, min(max(x, 0), side - 1)] += kernel(at - x)
+    return np.einsum("oh,hwc,pw->opc", weights, image.astype(float), weights, optimize=True).clip(0, 255)
+
+
+@pytest.mark.parametrize("protocol, size, mask_size", [("videosaur", 224, 224), ("dinosaur", 224, 128), (None, 48, 48)])
+@pytest.mark.parametrize("variant", ["c", "e"])
+def test_movi_c_and_e(tmp_path, variant, protocol, size, mask_size):
+    """Whole frames, bicubic; masks by the nearest pixel, of their own size in the protocol dinosaur."""
+    source = write_movi(tmp_path / "source", {"train": [1], "validation": [1]}, 32, variant)
+    given = size if protocol is None else None
+    assert prepare(f"movi-{variant}", source, tmp_path / "out", given, protocol, quiet=True)
+    images, masks, objects = arrays(tmp_path / "out")
+    assert images.shape == (2, 24, 3, size, size) and masks.shape == (2, 24, mask_size, mask_size)
+    nearest = np.array([(2 * i + 1) * 32 // (2 * mask_size) for i in range(mask_size)])
+    for i in range(2):
+        made = video(i, 3 + i, 32)
+        assert np.array_equal(masks[i], made.labels[:, nearest][:, :, nearest]) and objects[i] == 3 + i
+        for frame in (0, 23):
+            wanted = bicubic(made.image[frame], size).transpose(2, 0, 1)
+            assert np.abs(images[i, frame] - wanted).max() <= 0.501
+    assert open_dataset(f"movi-{variant}:{tmp_path / 'out'}", "val", videos=True).ignore_label is None
+
+
+@pytest.mark.parametrize("variant, most", [("c", 10), ("e", 23)])
+def test_movi_e_has_more_objects(tmp_path, variant, most):
+    def write(label):
+        labels = np.zeros((24, 16, 16), dtype=np.uint8)
+        labels[5, 3, 3] = label
+        features = movi_features(0, 3, 16) | {"segmentations": ([png(Image.fromarray(x)) for x in labels], "byte")}
+        source = write_movi(tmp_path / str(label), {"train": [1], "validation": [1]}, 16, variant)
+        write_records(source / f"movi_{variant}-train.tfrecord-00000-of-00001", [framed(features)])
+        return source
+
+    assert prepare(f"movi-{variant}", write(most), tmp_path / "out", 16, quiet=True)
+    with pytest.raises(ValueError, match=rf"a pixel has the label {most + 1}; expected 0 to {most}$"):
+        prepare(f"movi-{variant}", write(most + 1), tmp_path / "more", 16, quiet=True)
 
 
 @pytest.mark.parametrize("parts, backwards", [(1, False), (2, True), (5, False)])
@@ -291,9 +346,9 @@ def test_invalid_arguments(tmp_path):
     (tmp_path / "file").write_text("")
     for options, sentence in [
         (
-            {"dataset": "coco"},
-            "dataset is 'coco'; expected one of clevr, clevrtex, clevrtex-ood, clevrtex-camo, clevrtex-pbg, "
-            "clevrtex-vbg, clevrtex-grassbg, movi-a",
+            {"dataset": "cocoa"},
+            "dataset is 'cocoa'; expected one of clevr, clevrtex, clevrtex-ood, clevrtex-camo, clevrtex-pbg, "
+            "clevrtex-vbg, clevrtex-grassbg, movi-a, movi-c, movi-e, coco, voc, davis, ytvis",
         ),
         ({"protocol": "slot-attention"}, "protocol is 'slot-attention'; for clevrtex expected one of clevrtex"),
         ({"protocol": "savi"}, "protocol is 'savi'; for clevrtex expected one of clevrtex"),

@@ -12,7 +12,7 @@ from tests.data.reference_resize import antialiased, bilinear, centered, cornere
 
 SIDES = (1, 2, 3, 7, 51, 64, 102, 128, 192, 204, 205, 256)
 EXACT = [(192, 128), (192, 64), (192, 96), (128, 64), (256, 64), (256, 128), (64, 128), (51, 128), (102, 64)]
-LIBRARIES = ("pillow", "torch", "tensorflow")
+LIBRARIES = ("pillow", "torch", "tensorflow", "torch-bicubic")
 
 
 def noise(height, width):
@@ -108,7 +108,7 @@ def test_nearest_pixels_by_integer_arithmetic(side, size):
     for library in ("pillow", "tensorflow"):
         assert nearest_indices(side, size, library).tolist() == centered(side, size)
     exact = interpolate(torch.arange(side).float()[None, None], size=size, mode="nearest-exact")
-    assert exact[0, 0].long().tolist() == centered(side, size)
+    assert exact[0, 0].long().tolist() == centered(side, size) == nearest_indices(side, size, "torch-bicubic").tolist()
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
