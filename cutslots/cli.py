@@ -89,7 +89,7 @@ def evaluate(
     association: Association | None = None,
     plugins: Plugins = (),
 ) -> None:
-    """Evaluate a checkpoint on datasets: ARI, ARI-FG, mIoU and MSE as a table, JSON, CSV and an HTML report.
+    """Evaluate a checkpoint on datasets: ARI, mIoU, mBO, tracking metrics and MSE as a table, JSON, CSV and a report.
 
     Args:
         checkpoint: A run folder, a .safetensors file or the name of a checkpoint (`cutslots parts`).
@@ -111,6 +111,32 @@ def evaluate(
         raise ValueError(f"num_images is {num_images}; expected at least 1")
     fabric = make_fabric(accelerator, devices, 1, precision)
     evaluate(checkpoint, data, out, split, num_images, fabric, association, plugins)
+
+
+def probe(
+    checkpoint: Checkpoint,
+    data: str = "plain",
+    out: Path | None = None,
+    num_train: int = 2000,
+    num_test: int = 500,
+    device: str = "auto",
+    plugins: Plugins = (),
+) -> None:
+    """Measure how well slots predict an object's shape, color, size and position: linear and MLP probes.
+
+    Args:
+        checkpoint: A run folder, a .safetensors file or the name of a checkpoint (`cutslots parts`).
+        data: plain, textured, ood or camo; with numbers of objects as in plain:2-5.
+        out: A JSON file for the scores.
+        num_train: Scenes that probes are trained on, of the split val.
+        num_test: Scenes that they are scored on, of the split test.
+        device: cpu, cuda, cuda:1, mps; by default CUDA where available. Probes are trained on the CPU.
+    """
+    from cutslots.evaluation.probes import probe
+
+    probe(checkpoint, data, out, num_train, num_test, device, plugins)
+    if out is not None:
+        print(f"wrote {out}")
 
 
 def predict(
@@ -364,6 +390,7 @@ def info() -> None:
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "evaluate": evaluate,
+    "probe": probe,
     "predict": predict,
     "track": track,
     "segment": segment,

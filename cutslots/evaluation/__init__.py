@@ -6,6 +6,7 @@ Read in this order:
     tracking.py     HOTA and IDF1 of mask tracks
     labels.py       the kinds of masks that are evaluated, and their label maps
     evaluate.py     evaluate_model: metrics of every image of a dataset; evaluate: the command
+    probes.py       probes of slots for the properties of objects
     visualize.py    images, masks and slots as arrays to show
     published.py    results that the paper reports
     tables.py       metrics as tables, for a terminal and for a page
