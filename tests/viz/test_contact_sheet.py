@@ -10,7 +10,7 @@ from cutslots.viz.palette import PALETTE
 class RandomData:
     """A dataset that has no more than a contact sheet needs."""
 
-    has_masks = True
+    has_masks, ignore_label = True, None
 
     def __init__(self, count, image_size, frames=1):
         self.image_size, self.frames = image_size, frames
@@ -51,3 +51,11 @@ def test_a_row_shows_frames_of_one_video():
 def test_an_empty_dataset_gives_a_white_image():
     sheet = contact_sheet(RandomData(0, (4, 6)))
     assert sheet.size == (6, 4) and (np.asarray(sheet) == 255).all()
+
+
+def test_masks_of_another_size_are_shown_at_the_size_of_images():
+    data = RandomData(2, (8, 12))
+    data.masks, data.ignore_label = data.masks.repeat_interleave(3, 1).repeat_interleave(2, 2), 4
+    other = RandomData(2, (8, 12))
+    other.images, other.masks = data.images, torch.where(data.masks[:, ::3, ::2] == 4, 0, data.masks[:, ::3, ::2])
+    assert np.array_equal(np.asarray(contact_sheet(data)), np.asarray(contact_sheet(other)))
