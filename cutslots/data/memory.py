@@ -16,12 +16,22 @@ MAX_MEMORY = 8 * 2**30  # bytes of images and masks that are kept in memory
 
 
 class InMemory(VideoDataset):
-    """Images (N, [T,] 3, H, W) and masks (N, [T,] H, W) as tensors on one device."""
+    """Images (N, [T,] 3, H, W) and masks (N, [T,] H, W) as tensors on one device.
 
-    def __init__(self, image: Tensor, mask: Tensor, has_masks: bool = True, ignore_label: int | None = None) -> None:
-        self.image, self.mask, self.has_masks, self.ignore_label = image, mask, has_masks, ignore_label
+    `source` is the dataset they are from, if there is one: classes are read there.
+    """
+
+    def __init__(self, image: Tensor, mask: Tensor, has_masks: bool = True, source: Dataset | None = None) -> None:
+        self.image, self.mask, self.has_masks, self.source = image, mask, has_masks, source
         self.frames = image.shape[1] if image.ndim == 5 else 1
         self.image_size = (image.shape[-2], image.shape[-1])
+        if source is not None:
+            self.has_classes, self.ignore_label = source.has_classes, source.ignore_label
+
+    def get_classes(self, indices: Indices, device: torch.device | str = "cpu") -> Tensor:
+        if self.source is None:
+            return super().get_classes(indices, device)
+        return self.source.get_classes(indices, device)
 
     def __len__(self) -> int:
         return len(self.image)
@@ -63,7 +73,7 @@ def load_to_memory(
             indices = np.arange(start, min(start + step, len(data)))
             image[start : start + step], mask[start : start + step] = data.get_batch(indices, device)
             bar.advance(task, len(indices))
-    return InMemory(image, mask, data.has_masks, data.ignore_label)
+    return InMemory(image, mask, data.has_masks, data)
 
 
 def _free_memory(device: torch.device | str) -> int:

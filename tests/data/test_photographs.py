@@ -10,6 +10,7 @@ from PIL import Image
 from pycocotools.coco import COCO
 from torch.nn.functional import interpolate
 
+from cutslots.data.memory import InMemory, load_to_memory
 from cutslots.data.open import open_dataset
 from cutslots.data.prepare import prepare
 from cutslots.dataset import masks_to_show
@@ -126,6 +127,19 @@ def test_coco_as_a_dataset(tmp_path):
     assert torch.equal(shown.mask[0], torch.where(sample.mask[0, 2::5, 2::5] == 255, 0, sample.mask[0, 2::5, 2::5]))
     with pytest.raises(ValueError, match="has no rows for train"):
         open_dataset(f"coco:{tmp_path / 'out'}", "train")
+
+
+def test_classes_and_ignored_pixels_in_memory(tmp_path, monkeypatch):
+    prepare("coco", write_coco(tmp_path / "source", {"val": 3}), tmp_path / "out", 16, quiet=True)
+    data = open_dataset(f"coco:{tmp_path / 'out'}", "val")
+    monkeypatch.setattr(type(data), "memory_mapped", False)  # as on CUDA: it is copied
+    held = load_to_memory(data, quiet=True)
+    assert isinstance(held, InMemory) and held.ignore_label == 255 and held.has_classes
+    assert torch.equal(held.get_classes([2, 1]), data.get_classes([2, 1]))
+    assert torch.equal(held.get_batch([2, 1]).mask, data.get_batch([2, 1]).mask)
+    alone = InMemory(*held.get_batch([0]))
+    with pytest.raises(ValueError, match=r"^InMemory has no classes"):
+        alone.get_classes([0])
 
 
 def test_datasets_without_classes_say_so(tmp_path):
