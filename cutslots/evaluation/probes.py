@@ -160,16 +160,16 @@ def match_objects(true: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def object_properties(scenes: Scenes, batch: SceneBatch) -> dict[str, Tensor]:
     """Return the properties of all objects of a batch: classes (B, O) or values (B, O, d)."""
+    batch = batch.to("cpu")
     center = Camera(batch.camera, batch.target).project(batch.position[:, 0])
-    sizes = sorted(FAMILIES[scenes.family].sizes)
+    sizes = torch.tensor(sorted(FAMILIES[scenes.family].sizes), dtype=torch.float64)
     named = not FAMILIES[scenes.family].textured
-    properties = {
-        "shape": batch.shape.astype(np.int64),
-        "color": batch.color.astype(np.int64) if named else batch.palette[:, 1:].mean(2).astype(np.float32),
-        "size": np.abs(batch.size[..., None] - np.array(sizes)).argmin(2),
-        "position": center.astype(np.float32),
+    return {
+        "shape": batch.shape,
+        "color": batch.color if named else batch.palette[:, 1:].mean(2).float(),
+        "size": (batch.size[..., None] - sizes).abs().argmin(2),
+        "position": center.float(),
     }
-    return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in properties.items()}
 
 
 # --------------------------------------------------------------------------------------------------------------- probes
