@@ -274,7 +274,8 @@ def _problem(value: Any, hint: Any, bounds: Range | None = None) -> str:
     if origin is typing.Annotated:
         return _problem(value, choices[0], next((m for m in choices[1:] if isinstance(m, Range)), bounds))
     if origin is Literal:
-        return "" if value in choices else f"one of {', '.join(map(str, choices))}"
+        listed = ", ".join(map(str, choices))
+        return "" if value in choices else f"one of {listed}" if len(choices) > 1 else listed
     if origin in (typing.Union, types.UnionType):
         problems = [_problem(value, choice, bounds) for choice in choices]
         return "" if "" in problems else " or ".join(problems)

@@ -99,7 +99,7 @@ ABLATIONS = {
     "gamma-2": "gamma 2",
     "min-cut": "minimum cuts",
     "min-cut-ramp": "minimum cuts, capacities that grow from zero",
-    "min-cut-straight-through": "minimum cuts, hard masks with soft gradients",
+    "min-cut-straight-through": "minimum cuts, straight-through estimator",
     "mask-mean": "mask mean",
     "background-none": "no background cut",
     "relu-weights": "edge weights through a ReLU",

@@ -37,6 +37,7 @@ from cutslots.viz.images import encode_png
 MAX_VIEW = 512  # pixels of the longer side of the canvas and of what is shown
 MAX_CUT_PIXELS = 25_000_000  # of a download: pixels times cuts, about 2.3 GB of memory and half a minute
 MAX_CAPACITY = 200
+MAX_IDLE_SECONDS = 3600  # for which the photograph of a page is kept
 
 EXAMPLE = "example"  # the token of the built-in image
 NAMES, TABLE = list(COLORS), np.array([(0, 0, 0), *COLORS.values()], dtype=np.uint8)
@@ -110,8 +111,15 @@ def read_request(photograph: Photograph | None, value: Any, chosen: Any, capacit
 
 
 def marks_for(request: Request, image: Image.Image) -> np.ndarray:
-    """Return the marks (H, W) of the strokes in an image: the photograph or its view."""
-    return draw_strokes(request.strokes, request.photograph.view.size, image.size)
+    """Return the marks (H, W) of the strokes in an image: the photograph or its view.
+
+    Labels that are erased in the view are left out: in the photograph a rim of theirs may be left.
+    """
+    view = request.photograph.view.size
+    marks = draw_strokes(request.strokes, view, image.size)
+    if image.size == view:
+        return marks
+    return np.where(np.isin(marks, draw_strokes(request.strokes, view, view)), marks, 0)
 
 
 def used_labels(marks: np.ndarray) -> list[int]:
@@ -218,7 +226,10 @@ def segment_photograph(request: Request) -> tuple[Segmentation, int]:
     if len(labels) < 2:
         raise ValueError(f"there are marks of {len(labels)} labels; expected at least 2: mark more, then download")
     size = download_size(request, len(labels))
-    return segment_marks(request, image if size == image.size else image.resize(size, Image.Resampling.LANCZOS))
+    image = image if size == image.size else image.resize(size, Image.Resampling.LANCZOS)
+    if used_labels(marks_for(request, image)) != labels:
+        raise ValueError("a label has too few marks to be found at the full resolution; mark more of it, then download")
+    return segment_marks(request, image)
 
 
 def labels_png(request: Request) -> bytes:
@@ -239,7 +250,8 @@ class SegmentTab:
     """The components of the tab and the functions that handle its events."""
 
     def __init__(self, gr: Any) -> None:
-        self.gr, self.state, self.file = gr, gr.State(), gr.Textbox(visible=False)
+        self.gr, self.file = gr, gr.Textbox(visible=False)
+        self.state = gr.State(time_to_live=MAX_IDLE_SECONDS)
         with gr.Row():
             with gr.Column(scale=4, min_width=300):
                 self._add_inputs()

@@ -236,8 +236,10 @@ class NativeOperators(GridOperators):
         """Return the compiled code if it is faster; None for what has no memory, as in a trace."""
         if batch * math.prod(self.shape) * sum(self.shape) > MAX_NATIVE_WORK or torch.compiler.is_compiling():
             return None
-        is_plain = type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and not torch.jit.is_tracing()
-        return native.load(SOURCE, x.dtype) if is_plain and not is_functorch_wrapped_tensor(x) else None
+        is_plain = type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and not is_functorch_wrapped_tensor(x)
+        is_traced = torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
+        has_values = not (x.is_neg() or x._is_zerotensor())  # in its memory, as they stand
+        return native.load(SOURCE, x.dtype) if is_plain and has_values and not is_traced else None
 
     def _call(self, function: Any, x: Tensor, out: Tensor, batch: int, dct: DCT, spectrum: Tensor) -> Tensor:
         assert isinstance(dct, MatmulDCT)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from cutslots.programs.grid_cut_triton import device_of, is_supported
 from cutslots.programs.min_cut_solver import Dual, grid_problem, take_means
 
 MAX_SIDE = 128  # of an image in one program
@@ -21,6 +22,7 @@ MAX_RATIO = 8  # of the gap to the tolerance, up to which the means over regions
 TILE, STEPS = 64, 8  # the side of a tile with its margins, and the iterations for which they last
 PROGRAMS = 1_024  # that share the tiles; each has its own scratch buffer
 BLOCK = 1_024  # pixels of a program without tiles
+MAX_BATCH = 32_768  # a launch has at most 65,535 programs along its second axis
 
 
 # ----------------------------------------------------------------------------------------------------- parts of kernels
@@ -65,6 +67,13 @@ def _differences(q, scratch, spot, right, down, BLOCK_W: tl.constexpr):
     x = tl.where(right, q - tl.load(scratch + spot + 1, right, 0.0), 0.0)
     y = tl.where(down, q - tl.load(scratch + spot + BLOCK_W, down, 0.0), 0.0)
     return x, y
+
+
+@triton.jit
+def _clip(x, lo, hi):
+    """Return x between lo and hi. NaN stays, as on the CPU."""
+    low = tl.maximum(x, lo, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(low, hi, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -140,8 +149,8 @@ def _solve_image(
     while running == 1:
         q = _vertices(c, zx, zy, scratch, spot, left, up, BLOCK_H, BLOCK_W)
         dx, dy = _differences(q, of_q, spot, right, down, BLOCK_W)
-        new_x = tl.minimum(tl.maximum(zx + dx / 8, lo_x), hi_x)
-        new_y = tl.minimum(tl.maximum(zy + dy / 8, lo_y), hi_y)
+        new_x = _clip(zx + dx / 8, lo_x, hi_x)
+        new_y = _clip(zy + dy / 8, lo_y, hi_y)
         change_x, change_y = new_x - yx, new_y - yy
         back = tl.sum((zx - new_x) * change_x + (zy - new_y) * change_y)
         t = tl.where(back > 0, 1.0, t)
@@ -224,13 +233,13 @@ def _iterate_tiles(
         for _ in range(STEPS):
             q = _vertices(c, zx, zy, scratch, spot, left, up, TILE, TILE)
             dx, dy = _differences(q, scratch + 2 * TILE * TILE, spot, right, down, TILE)
-            new_x = tl.minimum(tl.maximum(zx + dx / 8, lo_x), hi_x)
+            new_x = _clip(zx + dx / 8, lo_x, hi_x)
             change_x = new_x - yx
             following = (1 + tl.sqrt(1 + 4 * t * t)) / 2
             beta = (t - 1) / following
             back = (zx - new_x) * change_x
             zx, yx = new_x + beta * change_x, new_x
-            new_x = tl.minimum(tl.maximum(zy + dy / 8, lo_y), hi_y)
+            new_x = _clip(zy + dy / 8, lo_y, hi_y)
             change_x = new_x - yy
             back += (zy - new_x) * change_x
             zy, yy, t = new_x + beta * change_x, new_x, following
@@ -384,13 +393,27 @@ def _evaluate_large(tiles: _Tiles, y: Tensor, tolerance: float, k: int, last: bo
 
 
 def solves(w: Tensor) -> bool:
-    """Return whether the kernels solve these grids (B, channels, *shape)."""
-    return w.dtype == torch.float32 and w.ndim == 4 and w.device.type == "cuda"
+    """Return whether the kernels solve these grids (B, channels, *shape).
+
+    They add in no fixed order, so two equal calls may differ in the last digits: torch operations run instead where
+    deterministic algorithms are asked for.
+    """
+    is_image = w.dtype == torch.float32 and w.ndim == 4
+    return is_image and is_supported(w.device) and not torch.are_deterministic_algorithms_enabled()
 
 
 def solve_grids(w: Tensor, tolerance: float, max_iterations: int, initial: Tensor | None = None) -> Dual:
     """Solve images w (B, 6, H, W). `initial` is as for `min_cut_solver.solve`."""
     w = w.contiguous()
+    if len(w) > MAX_BATCH:
+        parts = zip(w.split(MAX_BATCH), (w if initial is None else initial).split(MAX_BATCH), strict=True)
+        found = [solve_grids(a, tolerance, max_iterations, None if initial is None else b) for a, b in parts]
+        return Dual(*(torch.cat(part) for part in zip(*found, strict=True)))
+    with device_of(w):
+        return _solve(w, tolerance, max_iterations, initial)
+
+
+def _solve(w: Tensor, tolerance: float, max_iterations: int, initial: Tensor | None) -> Dual:
     if not len(w) or (initial is None and max(w.shape[2:]) <= MAX_SIDE):
         return _solve_small(w, tolerance, max_iterations)
     return _solve_large(w, tolerance, max_iterations, initial)

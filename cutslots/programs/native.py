@@ -50,7 +50,7 @@ def disabled() -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.pop("CUTSLOTS_NATIVE")
+        os.environ.pop("CUTSLOTS_NATIVE", None)
         os.environ |= {} if before is None else {"CUTSLOTS_NATIVE": before}
 
 

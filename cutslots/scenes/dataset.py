@@ -136,12 +136,14 @@ class Scenes(VideoDataset):
         return self._sample(check_indices(indices, self.count), torch.device("cpu")).numpy()
 
     def _sample(self, indices: np.ndarray, device: torch.device) -> SceneBatch:
-        """Return the contents of scenes as tensors on the device."""
+        """Return the contents of scenes as tensors. See `sample_scenes` for their device."""
         scenes = sample_scenes(self.family, self.split, self.seed, indices, self.num_objects, device)
         if self.textures == "ramp":
-            return scenes.scale_textures(torch.from_numpy(indices / self.count).to(device))
+            return scenes.scale_textures(torch.from_numpy(indices / self.count).to(scenes.count.device))
         if self.textures == "low-contrast":
-            return scenes.blend_into_ground(torch.from_numpy(MAX_BLEND * (indices * GOLDEN % 1)).to(device))
+            return scenes.blend_into_ground(
+                torch.from_numpy(MAX_BLEND * (indices * GOLDEN % 1)).to(scenes.count.device)
+            )
         return scenes
 
     def describe(self, indices: Indices) -> tuple[Sample, list[dict[str, Any]]]:

@@ -71,12 +71,13 @@ class Rendered(NamedTuple):
 
 def render(scenes: SceneBatch, image_size: tuple[int, int], device: torch.device | str = "cpu") -> Rendered:
     """Render every frame of every scene at (H, W)."""
-    scenes = scenes.to(resolve_device(device))
+    device = resolve_device(device)
+    scenes = scenes.to(device if device.type == "cuda" else "cpu")  # others may have no float64
     B, F = scenes.position.shape[:2]
     with torch.no_grad():
-        done = [_render(frames, image_size) for frames in _chunks(scenes, math.prod(image_size))]
+        done = [_render(frames, image_size) for frames in _chunks(scenes, math.prod(image_size), device)]
     if not done:
-        K, device = scenes.shape.shape[1], scenes.count.device
+        K = scenes.shape.shape[1]
         image = torch.zeros(B, F, 3, *image_size, dtype=torch.uint8, device=device)
         counts = torch.zeros(B, F, K, dtype=torch.long, device=device)
         return Rendered(image, image[:, :, 0], counts, counts)
@@ -86,24 +87,25 @@ def render(scenes: SceneBatch, image_size: tuple[int, int], device: torch.device
 def count_visible_pixels(scenes: SceneBatch, size: int) -> Tensor:
     """Return how many of size x size pixels show each object (B, F, K).
 
-    The size is a power of two, so that every device accepts the same scenes: CUDA divides by other numbers inexactly.
+    The size is a power of two, so that every device accepts the same scenes: on CUDA torch divides by a number by
+    multiplying by its reciprocal, which has to be exact.
     """
     counts = [torch.zeros(0, scenes.shape.shape[1], dtype=torch.long, device=scenes.count.device)]
     with torch.no_grad():
-        for frames in _chunks(scenes, size**2 // 4):
+        for frames in _chunks(scenes, size**2 // 4, scenes.count.device):
             _, surface, _, _ = _first_hit(frames, _camera_rays(frames, (size, size), ((0.0, 0.0),)), count=0)
             counts.append(_count_pixels(frames, surface))
     return torch.cat(counts).unflatten(0, scenes.position.shape[:2])
 
 
-def _chunks(scenes: SceneBatch, pixels: int) -> Iterator[FrameBatch]:
-    """Yield all frames of all scenes, as many at once as the device renders well."""
-    B, F = scenes.position.shape[:2]
-    device = scenes.count.device
-    rows, frames = torch.arange(B, device=device).repeat_interleave(F), torch.arange(F, device=device).repeat(B)
+def _chunks(scenes: SceneBatch, pixels: int, device: torch.device) -> Iterator[FrameBatch]:
+    """Yield all frames of all scenes on the device, as many at once as it renders well."""
+    (B, F), home = scenes.position.shape[:2], scenes.count.device
+    rows, frames = torch.arange(B, device=home).repeat_interleave(F), torch.arange(F, device=home).repeat(B)
     step = max(1, PIXELS_PER_CHUNK.get(device.type, 1) // pixels)
     for i in range(0, B * F, step):
-        yield _frames(scenes, rows[i : i + step], frames[i : i + step])
+        batch = _frames(scenes, rows[i : i + step], frames[i : i + step])
+        yield FrameBatch(**{name: value.to(device) for name, value in vars(batch).items()})
 
 
 def _count_pixels(batch: FrameBatch, surface: Tensor) -> Tensor:

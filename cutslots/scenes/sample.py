@@ -148,11 +148,12 @@ def sample_scenes(
     num_objects: tuple[int, int] = (MIN_OBJECTS, MAX_OBJECTS),
     device: torch.device | str = "cpu",
 ) -> SceneBatch:
-    """Return the scenes at these addresses as tensors on the device.
+    """Return the scenes at these addresses as tensors, on the device if it is a GPU of CUDA, else on the CPU.
 
     An invalid scene is sampled again, independently of the others.
     """
     index = np.asarray(indices, dtype=np.int64).reshape(-1)
+    device = device if torch.device(device).type == "cuda" else "cpu"  # others may have no float64
     at = torch.from_numpy(index).to(device)
     # All attempts at a scene have the same number of objects. Otherwise crowded scenes would be rare.
     low, high = num_objects

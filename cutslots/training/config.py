@@ -82,7 +82,7 @@ class TrainConfig:
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile; on for CUDA."""
     cuda_graphs: bool = False
-    """Replay training steps as a CUDA graph, on one CUDA device. Under trial."""
+    """Replay training steps as a CUDA graph, on one CUDA device. Experimental."""
 
     def validate(self) -> None:
         """Raise a ValueError that names the option if one has the wrong type or is out of range."""

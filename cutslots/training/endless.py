@@ -1,7 +1,8 @@
 """`EndlessLoader`: built-in scenes that never repeat, rendered while the network trains.
 
-Step s trains on scenes s * batch_size to (s + 1) * batch_size - 1 of the training split, which has as many as there are
-integers. A thread renders them several steps ahead, on a GPU in a stream of its own.
+Step s trains on scenes s * batch_size to (s + 1) * batch_size - 1 of the training split, which is unlimited. They have
+the seed of the run; without `endless`, all runs have the scenes of seed 0. A thread renders them several steps ahead,
+on a GPU in a stream of its own.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class EndlessLoader(TrainLoader):
 
     def _render(self, number: int) -> Block:
         steps = range(number * self.num_steps, (number + 1) * self.num_steps)
-        with torch.no_grad(), self._own_stream():
+        with self.still, torch.no_grad(), self._own_stream():
             images = render(self._contents(steps), self.scenes.image_size, self.fabric.device).image[:, 0]
             rendered = None if self.stream is None else self.stream.record_event()
         return Block(images.unflatten(0, (self.num_steps, -1)), rendered)
@@ -91,9 +92,11 @@ class EndlessLoader(TrainLoader):
 
     def _contents(self, steps: range) -> SceneBatch:
         """Return what the scenes of these steps contain, with the textures that the steps ask for."""
-        size, scenes, device = self.config.batch_size, self.scenes, self.fabric.device
+        size, scenes = self.config.batch_size, self.scenes
         indices = np.concatenate([self._share(np.arange(step * size, (step + 1) * size)) for step in steps])
-        contents = sample_scenes(scenes.family, "train", self.config.seed, indices, scenes.num_objects, device)
+        seed, where = self.config.seed, self.fabric.device
+        contents = sample_scenes(scenes.family, "train", seed, indices, scenes.num_objects, where)
+        device = contents.count.device
         strength = np.concatenate([self._strength(step) for step in steps])
         if (strength < 1).any():
             contents = contents.scale_textures(torch.from_numpy(strength).to(device))

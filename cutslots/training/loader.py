@@ -6,6 +6,7 @@ processes. A thread prepares the next step while the device works.
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -34,6 +35,7 @@ class TrainLoader:
         self.data, self.config, self.fabric, self.step = data, config, fabric, step
         self.curriculum = curriculum
         self.epoch, self.order = -1, np.empty(0, dtype=np.int64)
+        self.still = threading.Lock()  # held while images are prepared: whoever holds it has the device to itself
 
     def __enter__(self) -> None:
         self.pool = ThreadPoolExecutor(1)
@@ -50,14 +52,19 @@ class TrainLoader:
 
     def _prepare(self, step: int) -> Tensor:
         image = self._images(step)
+        with self.still:
+            return self._flipped(step, image)
+
+    def _flipped(self, step: int, image: Tensor) -> Tensor:
         if not self.config.horizontal_flips:
             return image
         flipped = self._share(self._random(step, FLIP).random(self.config.batch_size)) < 0.5
         return select_images(flipped, image.flip(-1), image)
 
     def _images(self, step: int) -> Tensor:
-        image = self._from_curriculum(step)
-        return self._with_low_contrast(step, self._from_data(step)) if image is None else image
+        with self.still:
+            image = self._from_curriculum(step)
+            return self._with_low_contrast(step, self._from_data(step)) if image is None else image
 
     def _from_data(self, step: int) -> Tensor:
         return self.data.get_batch(self.indices(step), self.fabric.device).image

@@ -9,9 +9,9 @@ A graph holds one computation. The loss says when its own changes (`Loss.phase`)
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Hashable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -28,17 +28,21 @@ NUM_WARMUP_STEPS = 3  # before a capture: compilation, cuDNN's benchmarks and Ad
 class TrainStep:
     """Updates the model. Returns the loss to log and the norm of the gradient, on the device."""
 
+    captures = False  # a CUDA graph
+
     def __init__(self, config: TrainConfig, fabric: Fabric, model: Any, optimizer: Any, loss: Loss) -> None:
         self.config, self.fabric, self.model, self.optimizer, self.loss = config, fabric, model, optimizer, loss
-        for group in optimizer.param_groups:  # also of a state that another device has saved
-            group["lr"], group["capturable"] = self._lr(0.0), fabric.device.type == "cuda"
+        for group in optimizer.param_groups:  # also of a state that a run with or without graphs has saved
+            group["lr"], group["capturable"] = self._lr(), self.captures
 
-    def _lr(self, lr: float) -> Tensor | float:
-        return torch.tensor(lr, device=self.fabric.device) if self.fabric.device.type == "cuda" else lr
+    def _lr(self) -> Tensor | float:
+        return torch.zeros((), device=self.fabric.device) if self.captures else 0.0
 
     def __call__(self, image: Tensor, step: int) -> tuple[Tensor, Tensor]:
         self.set_learning_rates(step)
-        return self.update(image, self.loss, step)
+        outputs = self.update(image, self.loss, step)
+        self.optimizer.zero_grad()
+        return outputs
 
     def set_learning_rates(self, step: int) -> None:
         lr = learning_rate(self.config, step)
@@ -49,7 +53,6 @@ class TrainStep:
                 group["lr"] = lr * group["lr_scale"]
 
     def update(self, image: Tensor, loss: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        self.optimizer.zero_grad()
         value, logged = loss(self.model(image), image, *arguments)
         self.fabric.backward(value)
         max_norm = self.config.grad_clip or math.inf
@@ -59,16 +62,19 @@ class TrainStep:
 
 
 class GraphStep(TrainStep):
-    """The same, replayed as a CUDA graph after a few steps."""
+    """The same, replayed as a CUDA graph after a few steps. `still` keeps other threads off the device in a block."""
 
-    def __init__(self, *args: Any) -> None:
+    captures = True
+
+    def __init__(self, *args: Any, still: AbstractContextManager[Any]) -> None:
         super().__init__(*args)
+        self.still = still
         self.stream = torch.cuda.Stream(self.fabric.device)
         self.step = torch.zeros((), dtype=torch.int64, device=self.fabric.device)
         self.image: Tensor | None = None
         self.phase: Hashable = None
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.warm_steps = 0
+        self.warm_steps, self.failed = 0, False
         self.outputs: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, image: Tensor, step: int) -> tuple[Tensor, Tensor]:
@@ -79,12 +85,12 @@ class GraphStep(TrainStep):
         assert self.image is not None
         self.image.copy_(image)
         self.step.fill_(step)
-        if self.warm_steps < NUM_WARMUP_STEPS:
-            self.warm_steps += 1
-            return self._warm_up()
+        if self.warm_steps == NUM_WARMUP_STEPS and self.graph is None and not self.failed:
+            self._try_capture()
         if self.graph is None:
-            self._capture()
-        assert self.graph is not None and self.outputs is not None
+            self.warm_steps = min(self.warm_steps + 1, NUM_WARMUP_STEPS)
+            return self._run_in_stream()
+        assert self.outputs is not None
         self.graph.replay()
         return self.outputs[0].clone(), self.outputs[1].clone()  # the next step overwrites them
 
@@ -97,32 +103,41 @@ class GraphStep(TrainStep):
         assert self.image is not None
         return self.update(self.image, self.loss.in_phase, self.step, self.phase)
 
-    def _warm_up(self) -> tuple[Tensor, Tensor]:
+    def _run_in_stream(self) -> tuple[Tensor, Tensor]:
         """Run in the stream of the capture, as a capture requires."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
+            self.optimizer.zero_grad()
             outputs = self._run()
         torch.cuda.current_stream().wait_stream(self.stream)
         return outputs
 
+    def _try_capture(self) -> None:
+        """Capture the step. What synchronises with the device cannot be captured: then the run goes on without."""
+        try:
+            self._capture()
+        except RuntimeError as error:
+            self.graph, self.outputs, self.failed = None, None, True
+            print(f"training without CUDA graphs: {str(error).partition(chr(10))[0]}")
+
     def _capture(self) -> None:
         self.optimizer.zero_grad()  # so that the graph writes gradients instead of adding to them
-        gc.collect()
         graph = torch.cuda.CUDAGraph()
-        # Meanwhile the thread of the loader prepares the next images, which is not part of the graph.
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+        with self.still, torch.cuda.graph(graph, stream=self.stream):
             self.outputs = self._run()
         self.graph = graph
 
 
-def make_step(config: TrainConfig, fabric: Fabric, model: Any, optimizer: Any, loss: Loss) -> TrainStep:
+def make_step(
+    config: TrainConfig, fabric: Fabric, model: Any, optimizer: Any, loss: Loss, still: AbstractContextManager[Any]
+) -> TrainStep:
     """Return the step for this device. Says why if CUDA graphs are asked for and not possible."""
     parts = (config, fabric, model, optimizer, loss)
     if not config.cuda_graphs:
         return TrainStep(*parts)
     reason = no_graph_reason(config, fabric, loss)
     if reason is None:
-        return GraphStep(*parts)
+        return GraphStep(*parts, still=still)
     if fabric.global_rank == 0:
         print(f"training without CUDA graphs: {reason}")
     return TrainStep(*parts)
@@ -134,6 +149,13 @@ def no_graph_reason(config: TrainConfig, fabric: Fabric, loss: Loss) -> str | No
         return f"the device is {fabric.device.type}"
     if fabric.world_size > 1:
         return f"{fabric.world_size} processes share the gradients"
-    if loss.phase(0) is None:
+    if loss.phase(0) is None or _overrides_call_alone(type(loss)):
         return f"{type(loss).__name__} does not implement Loss.phase"
     return None
+
+
+def _overrides_call_alone(kind: type[Loss]) -> bool:
+    """Return whether a subclass has changed the loss of a step and inherits that of a phase."""
+    line = kind.__mro__
+    call, phase = (next(i for i, each in enumerate(line) if name in vars(each)) for name in ("__call__", "in_phase"))
+    return call < phase and line[phase] is not Loss

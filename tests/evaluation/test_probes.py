@@ -1,5 +1,6 @@
 """Probes of slots against scikit-learn, on slots that hold the answer and on slots that do not."""
 
+import functools
 import json
 
 import numpy as np
@@ -9,6 +10,7 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.metrics import accuracy_score, r2_score
 
+from cutslots.evaluation import probes
 from cutslots.evaluation.probes import (
     Objects,
     collect_objects,
@@ -72,8 +74,8 @@ def test_only_the_mlp_solves_exclusive_or():
     generator = torch.Generator().manual_seed(0)
     slots = torch.randn(2000, 4, generator=generator)
     train, test = halves(slots, shape=((slots[:, 0] > 0) ^ (slots[:, 1] > 0)).long())
-    assert score_probe(train_probe(train, "linear"), test)["shape"] < 0.6
-    assert score_probe(train_probe(train, "mlp"), test)["shape"] > 0.95
+    assert score_probe(train_probe(train, "linear", 500), test)["shape"] < 0.6
+    assert score_probe(train_probe(train, "mlp", 1000), test)["shape"] > 0.95
 
 
 def test_slots_without_information_score_as_the_majority():
@@ -82,7 +84,7 @@ def test_slots_without_information_score_as_the_majority():
     train, test = halves(
         torch.randn(4000, 4, generator=generator), shape=shape, position=torch.randn(4000, 2, generator=generator)
     )
-    majority, scores = majority_scores(train, test), score_probe(train_probe(train, "linear"), test)
+    majority, scores = majority_scores(train, test), score_probe(train_probe(train, "linear", 1500), test)
     assert majority["shape"] == (test.properties["shape"] == 0).double().mean() and abs(majority["position"]) < 0.01
     assert abs(scores["shape"] - majority["shape"]) < 0.01 and abs(scores["position"]) < 0.02
 
@@ -186,7 +188,7 @@ def test_an_oracle_is_probed_perfectly():
     )
     assert len(train.slots) > 700
     for kind in ("linear", "mlp"):
-        scores = score_probe(train_probe(train, kind), test)
+        scores = score_probe(train_probe(train, kind, 2000), test)
         assert min(scores[name] for name in ("shape", "color", "size")) == 1 and scores["position"] > 0.995, kind
 
 
@@ -200,7 +202,8 @@ def checkpoint(tmp_path_factory):
     return str(folder)
 
 
-def test_command(checkpoint, tmp_path, capsys):
+def test_command(checkpoint, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(probes, "train_probe", functools.partial(train_probe, steps=50))
     result = probe(checkpoint, "plain:3-4", tmp_path / "new" / "probes.json", 40, 20, "cpu")
     assert json.loads((tmp_path / "new" / "probes.json").read_text()) == result
     assert set(result["scores"]) == {"majority", "linear", "mlp"}

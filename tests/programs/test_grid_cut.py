@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 from torch.autograd import gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from cutslots import EqualityQP, Graph, GridCut
 from cutslots.programs import dct, grid_cut, native
@@ -437,3 +438,13 @@ def test_compiled_code_is_called_for_few_small_images_on_the_cpu(monkeypatch):
     torch.func.vmap(cut)(torch.randn(2, 6, 16, 16))
     GridCut((2, 16, 16))(torch.randn(8, 2, 16, 16))
     assert calls == [(2, 6, 16, 16)], "vmap calls the layer with a batch; large batches and clips use the operations"
+
+
+def test_compiled_code_reads_values_that_memory_does_not_hold():
+    cut, w = GridCut((6, 7)).double(), torch.randn(2, 6, 6, 7, dtype=torch.float64)
+    torch.testing.assert_close(cut(torch._neg_view(w)), -cut(w))
+    zeros = torch._efficientzerotensor((2, 6, 6, 7), dtype=torch.float64)
+    assert not cut._operators._library(zeros, 2)
+    graph = make_fx(cut, tracing_mode="real")(w)
+    other = torch.randn_like(w)
+    torch.testing.assert_close(graph(other), cut(other))

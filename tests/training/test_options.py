@@ -255,7 +255,7 @@ def test_unknown_presets_list_the_known_ones(monkeypatch, capsys, words):
         ({"warmup_steps": -1}, "warmup_steps is -1; expected an integer from 0"),
         ({"eval_every": 0}, "eval_every is 0; expected an integer from 1"),
         ({"num_eval_images": 0}, "num_eval_images is 0; expected an integer from 1"),
-        ({"num_images": 0}, "num_images is 0; expected an integer from 1 to 1,000,000,000 or none"),
+        ({"num_images": 0}, "num_images is 0; expected an integer from 1 to 1,000,000,000 or endless or none"),
         ({"devices": 0}, "devices is 0; expected an integer from 1"),
         ({"num_nodes": 0}, "num_nodes is 0; expected an integer from 1"),
         ({"seed": -1}, "seed is -1; expected an integer from 0 to 4,294,967,295"),

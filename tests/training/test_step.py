@@ -46,6 +46,9 @@ def test_reasons():
     assert no_graph_reason(None, fabric("cpu"), MSELoss()) == "the device is cpu"
     assert no_graph_reason(None, fabric(world_size=2), MSELoss()) == "2 processes share the gradients"
     assert no_graph_reason(None, fabric(), Loss()) == "Loss does not implement Loss.phase"
+    for name, reason in (("__call__", "Mine does not implement Loss.phase"), ("in_phase", None)):
+        mine = type("Mine", (MSELoss,), {name: lambda *_: None})
+        assert no_graph_reason(None, fabric(), mine()) == reason
 
 
 def test_phases_of_the_blur_are_its_radii():
@@ -103,3 +106,17 @@ def test_a_loss_without_phases_is_not_captured(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(step_module, "TrainStep", lambda *parts: made.append(1) or TrainStep(*parts))
     train(small(tmp_path / "run", **CUDA, max_steps=2, cuda_graphs=True))
     assert made and "training without CUDA graphs: MSELoss does not implement Loss.phase" in capsys.readouterr().out
+
+
+@needs_cuda
+def test_a_step_that_cannot_be_captured_runs_without_a_graph(tmp_path, monkeypatch, capsys):
+    in_phase = MSELoss.in_phase
+
+    def waiting(self, output, image, step, phase):
+        float(output.reconstruction.sum())
+        return in_phase(self, output, image, step, phase)
+
+    monkeypatch.setattr(MSELoss, "in_phase", waiting)
+    folder = train(small(tmp_path / "run", **CUDA, max_steps=24, cuda_graphs=True))
+    assert capsys.readouterr().out.count("training without CUDA graphs: ") == 1
+    assert any("loss" in line for line in lines(folder))

@@ -3,7 +3,7 @@
 // provides `element`, `props` and `watch`.
 const DELAY = 150, SCALE = 2, STEP = 6;  // SCALE: pixels of the canvas for one of the image; STEP: of the arrow keys
 const ARROWS = { ArrowLeft: [-STEP, 0], ArrowRight: [STEP, 0], ArrowUp: [0, -STEP], ArrowDown: [0, STEP] };
-let canvas, token, strokes, timer, drawing, cursor;  // drawing: a stroke of the pointer; cursor: of the arrow keys
+let canvas, token, strokes, timer, drawing, pointer, cursor;  // drawing: a stroke of the pointer; cursor: of the arrow keys
 const clamp = (value, max) => Math.min(Math.max(value, 0), max);
 const round = (value) => Math.round(value * 10) / 10;
 const brush = () => [Number(element.querySelector('[name=brush]:checked').value),
@@ -65,18 +65,19 @@ element.addEventListener('pointerdown', (event) => {
   clearTimeout(timer);
   cursor = null;
   drawing = [...brush(), ...pixel(event)];
+  pointer = event.pointerId;
   strokes.push(drawing);
   draw();
 });
 element.addEventListener('pointermove', (event) => {
-  if (!drawing) return;
+  if (!drawing || event.pointerId !== pointer) return;  // a second finger, or a palm
   const [x, y] = pixel(event), [x0, y0] = drawing.slice(-2);
   if (Math.hypot(x - x0, y - y0) < 2) return;  // fewer points
   drawing.push(x, y);
   draw();
 });
 for (const end of ['pointerup', 'pointercancel'])
-  element.addEventListener(end, () => { if (drawing) { drawing = null; send(); } });
+  element.addEventListener(end, ({ pointerId }) => { if (drawing && pointerId === pointer) { drawing = null; send(); } });
 element.addEventListener('click', ({ target }) => {
   const action = target.closest('[data-action]')?.dataset.action;
   if (action) ({ undo, clear })[action]();
