@@ -60,6 +60,10 @@ def train_command(out: Path | None, preset: str = "tiny", **changes: Any) -> lis
     values = MODEL | RUN | changes
     if values.get("slots") == "slot-attention":  # which has neither
         values = {k: v for k, v in values.items() if not k.startswith(("slots__partition", "slots__feature_dim"))}
+    if values.get("encoder") == "vit":
+        values = {k: v for k, v in values.items() if k not in ("encoder__channels", "encoder__kernel_sizes")}
+    if values.get("decoder") in ("mlp", "transformer"):
+        values = {k: v for k, v in values.items() if k != "decoder__channels"}
     return ["train", preset, *([] if out is None else ["--out", str(out)]), *option_words(values)]
 
 

@@ -22,7 +22,7 @@ import cutslots
 from cutslots.models import model_card
 from cutslots.models.mask_kinds import DEFAULT_MASK_KIND, MaskKind, VideoMaskKind
 from cutslots.models.training_data import TrainingData
-from cutslots.modules import graph_ocl, slot_attention  # noqa: F401  they register parts
+from cutslots.modules import graph_ocl, slot_attention, vit  # noqa: F401  they register parts
 from cutslots.modules.base import exportable, first_parameter, to_channels_last
 from cutslots.modules.decoders import DECODERS, Decoder, DecoderConfig, DecoderOutput, SpatialBroadcastConfig
 from cutslots.modules.encoders import ENCODERS, CNNConfig, Encoder, EncoderConfig

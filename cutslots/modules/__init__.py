@@ -5,6 +5,7 @@ In reading order:
     base          what parts have in common
     position      position embeddings, and positions of masks
     encoders      images to features: CNN, ResNet, feature pyramid
+    vit           pre-trained vision transformers
     partition     features to soft masks by k minimum cuts, or by a softmax alone
     slots         features and masks to slots
     slot_attention  the baseline
