@@ -33,11 +33,12 @@ from cutslots.app.figures import boundaries, figure_html, image_url, static
 from cutslots.app.security import MAX_UPLOAD
 from cutslots.app.sources import Source, generate_scene, open_source, open_upload
 from cutslots.inference.coco import add_annotations, new_coco
-from cutslots.inference.prediction import draw_overlay, mask_files
+from cutslots.inference.prediction import Prediction, draw_overlay, mask_files
 from cutslots.inference.predictor import is_unfamiliar, predict_image, unfamiliar_sentence
 from cutslots.inference.tracking import find_merges, track_frames
 from cutslots.models.checkpoints import checkpoint_file, checkpoint_names, load
 from cutslots.models.discovery import Discovery
+from cutslots.models.feature_colors import reconstruction_colors
 from cutslots.models.mask_kinds import MaskKind
 from cutslots.viz.images import to_uint8
 from cutslots.viz.palette import PALETTE
@@ -113,20 +114,33 @@ def discover(
         tracked: list[Image.Image] = []
         merges = find_merges(model, _until(chosen, seconds / 2, tracked))
         predictions = list(track_frames(model, tracked, merges=merges))
-    outputs = [prediction.output for prediction in predictions]
     unfamiliar = [source.name] if 2 * sum(map(is_unfamiliar, predictions)) > len(predictions) else []
     return ViewState(
         source,
         torch.stack([prediction.soft_masks for prediction in predictions]),
         np.stack([prediction.labels for prediction in predictions]),
-        np.stack([to_uint8(output.slot_reconstructions) for output in outputs]),
-        np.stack([to_uint8(output.reconstruction) for output in outputs]),
+        np.stack([_slot_colors(prediction) for prediction in predictions]),
+        np.stack([to_uint8(reconstruction_colors(x.output, _mask_size(x))) for x in predictions]),
         time.perf_counter() - start,
         tuple(range(model.num_slots)),
         np.stack([prediction.slot_scores for prediction in predictions]),
         predictions[0].background,
         unfamiliar_sentence(model, unfamiliar, 1) if unfamiliar else "",
     )
+
+
+def _mask_size(prediction: Prediction) -> tuple[int, int]:
+    return prediction.soft_masks.shape[-2], prediction.soft_masks.shape[-1]
+
+
+def _slot_colors(prediction: Prediction) -> np.ndarray:
+    """Return what each slot reconstructs, (K, h, w, 3) uint8: the image itself where slots reconstruct no colors."""
+    slots = getattr(prediction.output, "slot_reconstructions", None)
+    if slots is not None:
+        return to_uint8(slots)
+    height, width = _mask_size(prediction)
+    small = np.asarray(prediction.image.resize((width, height), Image.Resampling.BOX))
+    return np.broadcast_to(small, (len(prediction.soft_masks), height, width, 3))
 
 
 def _until(

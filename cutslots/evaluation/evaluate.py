@@ -39,7 +39,7 @@ from cutslots.evaluation.visualize import (
 from cutslots.files import progress, write_atomically
 from cutslots.models import refinement
 from cutslots.models.checkpoints import checkpoint_file, load
-from cutslots.models.discovery import Discovery, DiscoveryOutput, check_finite, to_float
+from cutslots.models.discovery import Discovery, FeatureOutput, ModelOutput, check_finite, to_float
 from cutslots.models.tracker import track_clip
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def evaluate_model(
     """Return the metrics of the first `num_images` images or videos, gathered from all processes.
 
     Names of metrics begin with the prefix of their kind of masks (see `EVALUATED_MASKS`). A dataset without masks has
-    "mse" only. A `title` shows a progress bar. Slots of videos are associated over time by `association`, by default
-    the first of `model.associations`.
+    the reconstruction error only, "mse" or "feature_mse". A `title` shows a progress bar. Slots of videos are
+    associated over time by `association`, by default the first of `model.associations`.
     """
     indices = np.arange(len(data) if num_images is None else min(num_images, len(data)))
     size = _batch_size(model, data)
@@ -110,20 +110,27 @@ class Truth(NamedTuple):
         return torch.tensor([sum(label not in background for label in mask.unique().tolist()) for mask in self.mask])
 
 
-def _image_columns(sample: Sample, output: DiscoveryOutput, truth: Truth | None) -> dict[str, Tensor]:
-    columns = {"mse": metrics.squared_error(to_float(sample.image), output.reconstruction)}
+def _image_columns(sample: Sample, output: ModelOutput, truth: Truth | None) -> dict[str, Tensor]:
+    columns = _error_columns(sample.image, output)
     if truth is None:
         return columns
     labels = hard_labels(output, sample.image, truth.mask.shape[-2:])
     return _mask_columns(truth, labels, output.masks.shape[1], metrics.image_metrics) | columns
 
 
-def _video_columns(sample: Sample, outputs: list[DiscoveryOutput], truth: Truth) -> dict[str, Tensor]:
-    image = to_float(sample.image)
-    errors = [metrics.squared_error(image[:, t], output.reconstruction) for t, output in enumerate(outputs)]
+def _error_columns(image: Tensor, output: ModelOutput) -> dict[str, Tensor]:
+    """Return the reconstruction error of images: "mse", or "feature_mse" of a model that reconstructs features."""
+    if isinstance(output, FeatureOutput):
+        return {"feature_mse": (output.reconstruction - output.target).double().square().mean((1, 2, 3)).cpu()}
+    return {"mse": metrics.squared_error(to_float(image), output.reconstruction)}
+
+
+def _video_columns(sample: Sample, outputs: list[ModelOutput], truth: Truth) -> dict[str, Tensor]:
+    frames = [_error_columns(sample.image[:, t], output) for t, output in enumerate(outputs)]
+    errors = {name: torch.stack([frame[name] for frame in frames]).mean(0) for name in frames[0]}
     labels = video_hard_labels(outputs, sample.image, truth.mask.shape[-2:])
     columns = _mask_columns(truth, labels, outputs[0].masks.shape[1], metrics.video_metrics)
-    return columns | {"mse": torch.stack(errors).mean(0)}
+    return columns | errors
 
 
 def _mask_columns(

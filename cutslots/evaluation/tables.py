@@ -31,6 +31,7 @@ METRIC_LABELS = {
     "assa": "AssA",
     "idf1": "IDF1",
     "mse": "MSE",
+    "feature_mse": "feature MSE",
     "id_switches": "ID switches",
 }
 METRIC_DESCRIPTIONS = {
@@ -50,9 +51,10 @@ METRIC_DESCRIPTIONS = {
     "assa": "Association accuracy: how long matched objects and tracks stay together.",
     "idf1": "Share of true and predicted masks of frames that belong to matched objects and tracks.",
     "mse": "Squared error of the reconstruction, summed over pixels and channels in [0, 1].",
+    "feature_mse": "Squared error of reconstructed features, averaged over channels and positions.",
     "id_switches": "How often objects change their track, per video.",
 }
-NOT_PERCENT = ("mse", "id_switches")
+NOT_PERCENT = ("mse", "feature_mse", "id_switches")
 
 
 class Row(NamedTuple):
@@ -129,7 +131,7 @@ def _as_shown(metric: str, value: float) -> float:
 
 
 def _cells(row: Row, shown: Iterable[str]) -> list[str]:
-    return [f"{row.metrics[m]:.1f}" if m in row.metrics else "" for m in shown]
+    return [f"{row.metrics[m]:.{3 if m == 'feature_mse' else 1}f}" if m in row.metrics else "" for m in shown]
 
 
 def _pad(cells: list[str], widths: list[int]) -> list[str]:

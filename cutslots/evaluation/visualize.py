@@ -15,7 +15,8 @@ from torch import Tensor
 from cutslots.dataset import Dataset, Sample, masks_to_show
 from cutslots.evaluation.labels import hard_labels, video_hard_labels
 from cutslots.evaluation.metrics import contingency
-from cutslots.models.discovery import Discovery, DiscoveryOutput, to_float
+from cutslots.models.discovery import Discovery, FeatureOutput, ModelOutput, map_output, to_float
+from cutslots.models.feature_colors import reconstruction_colors, target_colors
 from cutslots.models.tracker import track_clip
 from cutslots.viz.images import blend_colors, image_grid, to_uint8
 from cutslots.viz.palette import PALETTE
@@ -33,36 +34,41 @@ class Visualization(NamedTuple):
 
     image: np.ndarray  # (B, H, W, 3)
     truth: np.ndarray  # (B, H, W): true labels, all zero if unknown
-    reconstruction: np.ndarray  # (B, H, W, 3)
+    reconstruction: np.ndarray  # (B, H, W, 3); principal components if features are reconstructed
     decoder: np.ndarray  # (B, H, W): slot of each pixel by the decoder masks
     partition: np.ndarray  # (B, H, W): by the partition masks
     slots: np.ndarray  # (B, K, H, W, 3): each slot reconstruction, white outside its mask
     refined: np.ndarray | None = None  # (B, H, W): by the refined masks, where there are any
+    features: np.ndarray | None = None  # (B, H, W, 3): principal components of the features, if these are reconstructed
     shared_labels: bool = False  # whether a label means the same slot in all images, as in the frames of a video
 
     @classmethod
     def from_output(
-        cls, sample: Sample, output: DiscoveryOutput, labels: dict[str, Tensor], shared_labels: bool = False
+        cls, sample: Sample, output: ModelOutput, labels: dict[str, Tensor], shared_labels: bool = False
     ) -> Visualization:
         """Return the visualization of a model's output on a sample, with labels from `hard_labels`."""
         image, masks = to_float(sample.image), output.masks[:, :, None].float()
-        content = image[:, None] if output.slot_reconstructions is None else output.slot_reconstructions.float()
+        slots = None if isinstance(output, FeatureOutput) else output.slot_reconstructions
+        content = image[:, None] if slots is None else slots.float()
+        size = (image.shape[-2], image.shape[-1])
         maps = {kind: value.cpu().numpy().astype(np.uint8) for kind, value in labels.items()}
         return cls(
             image=to_uint8(image),
             truth=sample.mask.cpu().numpy(),
-            reconstruction=to_uint8(output.reconstruction.float()),
+            reconstruction=to_uint8(reconstruction_colors(output, size)),
             decoder=maps["decoder"],
             partition=maps["partition"],
             slots=to_uint8(content * masks + (1 - masks)),
             refined=maps.get("refined"),
+            features=to_uint8(target_colors(output, size)) if isinstance(output, FeatureOutput) else None,
             shared_labels=shared_labels,
         )
 
     def panels(self, i: int) -> dict[str, np.ndarray]:
         """Return the panels (H, W, 3) of one image by their captions."""
         image = self.image[i]
-        panels = {"image": image, "reconstruction": self.reconstruction[i]}
+        panels = {"image": image} | ({} if self.features is None else {"features": self.features[i]})
+        panels["reconstruction"] = self.reconstruction[i]
         if self.truth[i].any():
             panels["ground truth"] = blend_colors(image, PALETTE[self.truth[i]])
         panels["decoder masks"] = blend_colors(image, self.colors(self.decoder, i))
@@ -130,12 +136,16 @@ def _tracked_videos(model: Discovery, sample: Sample, association: str | None) -
     labels = video_hard_labels(outputs, sample.image)
     videos = []
     for b in range(len(sample.image)):
-        fields = zip(*outputs, strict=True)
-        frames = DiscoveryOutput(*(torch.stack([x[b] for x in field]) for field in fields))
+        frames = _video_output(outputs, b)
         video_labels = {kind: value[b] for kind, value in labels.items()}
         video = Sample(sample.image[b], sample.mask[b])
         videos.append(Visualization.from_output(video, frames, video_labels, shared_labels=True))
     return videos
+
+
+def _video_output(outputs: list[ModelOutput], b: int) -> ModelOutput:
+    """Return the outputs for the frames of video b as one, with a frame axis in place of the batch."""
+    return map_output(lambda *frames: torch.stack([x[b] for x in frames]), *outputs)
 
 
 def _matched_pair(model: Discovery, sample: Sample) -> Visualization | None:
@@ -143,7 +153,7 @@ def _matched_pair(model: Discovery, sample: Sample) -> Visualization | None:
     if "learned" not in model.associations or sample.image.shape[1] <= max(DISTANT_FRAMES):
         return None
     frames = Sample(*(x[0, list(DISTANT_FRAMES)] for x in sample))
-    output = DiscoveryOutput(*(x[0] for x in model(frames.image[None])))
+    output = map_output(lambda x: x[0], model(frames.image[None]))
     return Visualization.from_output(frames, output, hard_labels(output), shared_labels=True)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import cutslots
 from cutslots.files import write_atomically
 from cutslots.models.checkpoints import load
-from cutslots.models.discovery import Discovery, DiscoveryOutput
+from cutslots.models.discovery import Discovery, DiscoveryOutput, FeatureOutput
 from cutslots.programs.graph_cut import GraphCut
 from cutslots.programs.grid_cut import GridCut
 
@@ -50,7 +50,7 @@ def export(
     write_atomically(out, content)
     height, width = model.image_size
     shape = f"({batch_size or 'B'}, 3, {height}, {width})"
-    print(f"wrote {out} ({len(content) / 2**20:.1f} MiB): image {shape} -> {', '.join(DiscoveryOutput._fields)}")
+    print(f"wrote {out} ({len(content) / 2**20:.1f} MiB): image {shape} -> {', '.join(_output_names(model))}")
 
 
 def onnx_bytes(model: Discovery, batch_size: int | None = None) -> bytes:
@@ -65,7 +65,7 @@ def onnx_bytes(model: Discovery, batch_size: int | None = None) -> bytes:
             _WithTupleOutput(model).eval(),
             (image,),
             input_names=["image"],
-            output_names=list(DiscoveryOutput._fields),
+            output_names=_output_names(model),
             dynamic_shapes=dynamic,
             dynamo=True,
             verbose=False,
@@ -73,6 +73,10 @@ def onnx_bytes(model: Discovery, batch_size: int | None = None) -> bytes:
     proto = program.model_proto
     proto.producer_name, proto.producer_version = "cutslots", cutslots.__version__
     return proto.SerializeToString()
+
+
+def _output_names(model: Discovery) -> list[str]:
+    return list((FeatureOutput if model.reconstructs_features else DiscoveryOutput)._fields)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,8 @@ from torch import Tensor
 from cutslots.evaluation.visualize import colorize
 from cutslots.files import write_atomically
 from cutslots.inference.coco import add_annotations, bounding_box, new_coco
-from cutslots.models.discovery import DiscoveryOutput
+from cutslots.models.discovery import ModelOutput
+from cutslots.models.feature_colors import reconstruction_colors
 from cutslots.viz.images import blend_colors, encode_png, palette_image, to_uint8
 
 MAX_PIXELS = 2**22  # of a large image that are processed at once
@@ -44,7 +45,7 @@ class Prediction:
     soft_masks: Tensor
     """(K, h, w) float32 on the CPU: the masks at the resolution of the model. `labels` is their maximum, upsampled; of
     refined masks the outlines then follow the image."""
-    output: DiscoveryOutput
+    output: ModelOutput
     """Slots, decoder masks and reconstructions of the model, without batch axis and padding, on the CPU."""
     familiarity: float | None
     """1 for an image like the training data of the checkpoint, less for others; None if the checkpoint has no
@@ -86,8 +87,8 @@ class Prediction:
 
     @property
     def reconstruction(self) -> Image.Image:
-        """The model's reconstruction at the size of the image."""
-        small = Image.fromarray(to_uint8(self.output.reconstruction))
+        """The model's reconstruction at the size of the image; of features, their first three principal components."""
+        small = Image.fromarray(to_uint8(reconstruction_colors(self.output)))
         return small.resize(self.image.size, Image.Resampling.BICUBIC)
 
     def overlay(self) -> Image.Image:

@@ -22,10 +22,10 @@ from torch.nn import functional as F
 from cutslots.inference.outlines import sharpen_outlines
 from cutslots.inference.prediction import MAX_PIXELS, Prediction, strips
 from cutslots.inference.prepare import Box, Images, Resize, fit_image, open_images
-from cutslots.models.discovery import Discovery, DiscoveryOutput, check_finite
+from cutslots.models.discovery import Discovery, FeatureOutput, ModelOutput, check_finite, map_output
 from cutslots.models.mask_kinds import DEFAULT_MASK_KIND, MaskKind
 from cutslots.models.refinement import cut_masks, high_recall_masks, refine_masks, select_masks
-from cutslots.models.training_data import reconstruction_errors
+from cutslots.models.training_data import output_errors
 
 
 def predict_images(
@@ -69,12 +69,10 @@ class Frame(NamedTuple):
 
     image: Image.Image
     pixels: Tensor  # (1, 3, h, w) uint8
-    output: DiscoveryOutput
+    output: ModelOutput
 
 
-def run_model(
-    model: Discovery, forward: Callable[[Tensor], DiscoveryOutput], image: Image.Image, resize: Resize
-) -> Frame:
+def run_model(model: Discovery, forward: Callable[[Tensor], ModelOutput], image: Image.Image, resize: Resize) -> Frame:
     """Call `forward`, the model itself or a tracker, on an image."""
     pixels, box = preprocess(model, image, resize)
     with fixed_seed(pixels.device):
@@ -120,7 +118,7 @@ def make_prediction(
         background=background,
         slot_scores=scores * (1.0 if familiarity is None else familiarity),
         soft_masks=soft,
-        output=DiscoveryOutput(*(None if x is None else x[0].cpu() for x in frame.output)),
+        output=map_output(lambda x: x[0].cpu(), frame.output),
         familiarity=familiarity,
     )
 
@@ -134,7 +132,7 @@ def find_background(labels: np.ndarray) -> int:
 def _familiarity(model: Discovery, frame: Frame) -> float | None:
     if model.training_data is None:
         return None
-    error, variance = reconstruction_errors(frame.output.reconstruction, frame.pixels)
+    error, variance = output_errors(frame.output, frame.pixels)
     return model.training_data.familiarity(float(error), float(variance))
 
 
@@ -160,13 +158,26 @@ def preprocess(model: Discovery, image: Image.Image, resize: Resize = "pad") -> 
     return pixels.to(next(model.parameters()).device), box
 
 
-def crop_output(output: DiscoveryOutput, box: Box) -> DiscoveryOutput:
+def crop_output(output: ModelOutput, box: Box) -> ModelOutput:
     """Return the output of a model without the padding of its image; partition masks are on another grid and stay."""
+    if isinstance(output, FeatureOutput):
+        return _crop_features(output, box)
     slot_reconstructions = output.slot_reconstructions
     return output._replace(
         masks=box.crop(output.masks),
         reconstruction=box.crop(output.reconstruction),
         slot_reconstructions=slot_reconstructions if slot_reconstructions is None else box.crop(slot_reconstructions),
+    )
+
+
+def _crop_features(output: FeatureOutput, box: Box) -> FeatureOutput:
+    """Crop features to the patches that the image touches."""
+    rows, columns = (a // b for a, b in zip(output.masks.shape[-2:], output.target.shape[-2:], strict=True))
+    top, left = box.top // rows, box.left // columns
+    bottom, right = -(-(box.top + box.height) // rows), -(-(box.left + box.width) // columns)
+    grid = Box(top, left, bottom - top, right - left)
+    return output._replace(
+        masks=box.crop(output.masks), reconstruction=grid.crop(output.reconstruction), target=grid.crop(output.target)
     )
 
 

@@ -9,7 +9,7 @@ Shapes: B batch, T frames, K slots, D slot dimension, H W the image, h w the fea
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
@@ -26,6 +26,7 @@ from cutslots.modules import graph_ocl, slot_attention, vit  # noqa: F401  they 
 from cutslots.modules.base import exportable, first_parameter, to_channels_last
 from cutslots.modules.decoders import DECODERS, Decoder, DecoderConfig, DecoderOutput, SpatialBroadcastConfig
 from cutslots.modules.encoders import ENCODERS, CNNConfig, Encoder, EncoderConfig
+from cutslots.modules.feature_decoders import FeatureDecoder, FeatureDecoderOutput
 from cutslots.modules.slots import SLOTS, CutSlotsConfig, SlotModule, Slots, SlotsConfig
 from cutslots.registry import PartConfig, Range, Registry
 
@@ -72,6 +73,20 @@ class DiscoveryOutput(NamedTuple):
     slot_reconstructions: Tensor  # (B, K, 3, H, W): what each slot reconstructs
 
 
+@exportable
+class FeatureOutput(NamedTuple):
+    """What a model returns whose decoder reconstructs the features of its encoder; for clips, with a frame axis."""
+
+    slots: Tensor  # (B, K, D)
+    masks: Tensor  # (B, K, H, W): the decoder's, upsampled from the feature grid
+    partition_masks: Tensor  # (B, K, h, w): those of the slot module, on the feature grid
+    reconstruction: Tensor  # (B, C, h, w)
+    target: Tensor  # (B, C, h, w): the features
+
+
+ModelOutput = DiscoveryOutput | FeatureOutput
+
+
 class Discovery(
     nn.Module,
     ModelHubMixin,
@@ -104,6 +119,11 @@ class Discovery(
             raise ValueError(
                 "slots partition clips; expected a slot module for images, or the model SpacetimeDiscovery"
             )
+        if isinstance(decoder, FeatureDecoder) and any(p.requires_grad for p in encoder.parameters()):
+            raise ValueError(
+                f"the decoder {type(decoder).__name__} reconstructs the features of an encoder that is trained, which "
+                "could make them constant; expected a frozen encoder, such as --encoder vit"
+            )
         self.encoder, self.slots, self.decoder = encoder, slots, decoder
         self.config: ModelConfig | None = None
         self.training_data: TrainingData | None = None  # of a checkpoint that says what it was trained on
@@ -117,26 +137,45 @@ class Discovery(
     def num_slots(self) -> int:
         return self.slots.num_slots
 
-    def forward(self, image: Tensor) -> DiscoveryOutput:
+    @property
+    def reconstructs_features(self) -> bool:
+        """Whether the decoder reconstructs the features of the encoder, instead of the image."""
+        return isinstance(self.decoder, FeatureDecoder)
+
+    def forward(self, image: Tensor) -> ModelOutput:
         """Return slots, masks and reconstruction of images (B, 3, H, W), uint8 or floating point in [0, 1].
 
         The type and the shape are checked, the values are not: that would make the CPU wait for the GPU.
         `cutslots.prepare_images` checks them, and makes such a tensor of paths, PIL images and arrays.
         """
-        slots, partition_masks = self.encode(image)
-        return DiscoveryOutput(slots, partition_masks=partition_masks, **self.decode(slots)._asdict())
+        (slots, partition_masks), target = self.encode_with_target(image)
+        return make_output(slots, partition_masks, self.decode(slots, *target)._asdict())
 
     def encode(self, image: Tensor) -> Slots:
         """Return the slots (B, K, D) of images, and their masks on the feature grid."""
-        return self.slots(self.encoder(self.normalize(image)))
+        return self.slots(self.features(image))
 
-    def decode(self, slots: Tensor) -> DecoderOutput:
-        """Return masks, reconstruction and slot reconstructions for slots (B, K, D)."""
-        return self.decoder(slots)
+    def features(self, image: Tensor) -> Tensor:
+        """Return the features (B, C, h, w) of images."""
+        return self.encoder(self.normalize(image))
 
-    def decode_frame(self, slots: Tensor) -> DecoderOutput:
+    def encode_with_target(self, image: Tensor) -> tuple[Slots, tuple[Tensor, ...]]:
+        """Return the slots of images, and what `decode` takes besides: features to reconstruct, or nothing."""
+        if not self.reconstructs_features:
+            return self.encode(image), ()
+        features = self.features(image)
+        return self.slots(features), (features,)
+
+    def decode(self, slots: Tensor, *target: Tensor) -> DecoderOutput | FeatureDecoderOutput:
+        """Return masks and reconstruction for slots (B, K, D): with slot reconstructions of an image, or with features.
+
+        A decoder of features needs them as `target`, see `features`.
+        """
+        return self.decoder(slots, *target)
+
+    def decode_frame(self, slots: Tensor, *target: Tensor) -> DecoderOutput | FeatureDecoderOutput:
         """Decode the slots (B, K, D) of one frame, for tracking."""
-        return self.decode(slots)
+        return self.decode(slots, *target)
 
     def normalize(self, image: Tensor) -> Tensor:
         """Check images and map them to the range that the encoder expects."""
@@ -248,9 +287,11 @@ def build_parts(
     encoder_module: Encoder = ENCODERS.build(encoder)
     grid = encoder_module.out_size(image_size)
     slot_module: SlotModule = SLOTS.build(slots, in_channels=encoder_module.out_channels, size=grid)
-    decoder_module: Decoder = DECODERS.build(
-        decoder, slot_dim=slot_module.slot_dim, position_dim=slot_module.position_dim, image_size=image_size
-    )
+    context: dict[str, Any] = {"slot_dim": slot_module.slot_dim, "position_dim": slot_module.position_dim}
+    kind = DECODERS.part_of(decoder).build
+    if isinstance(kind, type) and issubclass(kind, FeatureDecoder):
+        context |= {"feature_channels": encoder_module.out_channels, "feature_size": grid}
+    decoder_module: Decoder = DECODERS.build(decoder, image_size=image_size, **context)
     return encoder_module, slot_module, decoder_module
 
 
@@ -259,6 +300,19 @@ def build(config: ModelConfig) -> Discovery:
     model: Discovery = MODELS.build(config)
     model.config = config
     return model
+
+
+def make_output(slots: Tensor, partition_masks: Tensor, decoded: dict[str, Tensor]) -> ModelOutput:
+    """Return the output of a model from what its decoder returns, by name."""
+    kind = FeatureOutput if "target" in decoded else DiscoveryOutput
+    return kind(slots, partition_masks=partition_masks, **decoded)
+
+
+def map_output(function: Callable[..., Tensor], *outputs: ModelOutput) -> ModelOutput:
+    """Return an output of a function of every tensor of outputs. A decoder may return no slot reconstructions."""
+    tensors: Iterable[Any] = zip(*outputs, strict=True)
+    made: list[Any] = [None if each[0] is None else function(*each) for each in tensors]
+    return type(outputs[0])(*made)
 
 
 def check_is_tensor(image: object) -> None:
@@ -301,7 +355,7 @@ def flatten_frames(clips: Tensor, frames: int | None = None) -> Tensor:
     return clips.flatten(0, 1)
 
 
-def unflatten_frames(decoded: DecoderOutput, clips: Tensor) -> dict[str, Tensor]:
+def unflatten_frames(decoded: DecoderOutput | FeatureDecoderOutput, clips: Tensor) -> dict[str, Tensor]:
     """Return what was decoded from the frames of clips with the frame axis restored."""
     return {name: x.unflatten(0, clips.shape[:2]) for name, x in decoded._asdict().items()}
 

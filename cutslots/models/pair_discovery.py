@@ -11,15 +11,17 @@ from torch import Tensor, nn
 from cutslots.models.discovery import (
     MODELS,
     Discovery,
-    DiscoveryOutput,
     ModelConfig,
+    ModelOutput,
     build_parts,
     flatten_frames,
+    make_output,
     unflatten_frames,
 )
 from cutslots.modules.base import Positive, downcast_half, first_parameter, mlp, upcast_half
 from cutslots.modules.decoders import Decoder, DecoderConfig, DecoderOutput
 from cutslots.modules.encoders import EncoderConfig
+from cutslots.modules.feature_decoders import FeatureDecoderOutput
 from cutslots.modules.slots import SlotModule, SlotsConfig
 from cutslots.programs.matching import MatchedSlots, match_slots
 from cutslots.programs.qp import check_positive
@@ -86,14 +88,15 @@ class PairDiscovery(Discovery):
         self.match_projection = nn.Linear(slots.slot_dim, match_dim, bias=False) if match_dim else nn.Identity()
         self.pairing = _build_pairing(pairing, slots.slot_dim, motion_dim, code_dim)
 
-    def forward(self, image: Tensor) -> DiscoveryOutput:
-        slots, masks = (x.unflatten(0, image.shape[:2]) for x in self.encode(flatten_frames(image, 2)))
+    def forward(self, image: Tensor) -> ModelOutput:
+        encoded, target = self.encode_with_target(flatten_frames(image, 2))
+        slots, masks = (x.unflatten(0, image.shape[:2]) for x in encoded)
         partner, weights = self.match(slots[:, 0], slots[:, 1])
         transformed = self.transform(slots[:, 0], partner)
         # The masks of the second frame in the order of the first, as far as the matching is one to one.
         partner_masks = (weights @ masks[:, 1].flatten(2)).view_as(masks[:, 1])
-        decoded = unflatten_frames(self.decode(transformed.flatten(0, 1)), image)
-        return DiscoveryOutput(transformed, partition_masks=torch.stack([masks[:, 0], partner_masks], 1), **decoded)
+        decoded = unflatten_frames(self.decode(transformed.flatten(0, 1), *target), image)
+        return make_output(transformed, torch.stack([masks[:, 0], partner_masks], 1), decoded)
 
     def match(self, s: Tensor, t: Tensor) -> MatchedSlots:
         """Return for slots s of one frame their partners among t of the other, and the weights (B, K, K)."""
@@ -115,8 +118,8 @@ class PairDiscovery(Discovery):
         slots: Tensor = self.pairing(s, r)
         return slots
 
-    def decode_frame(self, slots: Tensor) -> DecoderOutput:
-        return self.decode(self.transform(slots, slots)[:, 1])
+    def decode_frame(self, slots: Tensor, *target: Tensor) -> DecoderOutput | FeatureDecoderOutput:
+        return self.decode(self.transform(slots, slots)[:, 1], *target)
 
 
 # The pairings map slots s (B, K, D) of the first frame and their partners r to the slots (B, 2, K, D) of both frames.

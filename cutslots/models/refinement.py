@@ -13,8 +13,11 @@ of that:
                 pixels of one color and low across edges of the image:
                     capacity * exp(-|x_u - x_v|^2 / (2 edge_sigma^2))
 
-`refine_masks` does all three. One more is optional: `high_recall_masks` down-weights the background, the largest slot,
-in favor of slots with enough confidence. `mask_kinds.py` lists the kinds of masks by name.
+`refine_masks` does all three. A model that reconstructs features has no colors to compare: its masks, upsampled from
+the feature grid, are cut, but there is no posterior, and nothing is merged.
+
+One more step is optional: `high_recall_masks` down-weights the background, the largest slot, in favor of slots with
+enough confidence. `mask_kinds.py` lists the kinds of masks by name.
 
 Shapes: B batch, K slots, T frames, H W image.
 """
@@ -29,7 +32,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cutslots.models.discovery import DiscoveryOutput, to_float
+from cutslots.models.discovery import DiscoveryOutput, FeatureOutput, ModelOutput, to_float
 from cutslots.models.mask_kinds import MASK_KINDS, MaskKind
 from cutslots.programs.min_cut import MinCut
 
@@ -58,7 +61,7 @@ DEFAULTS = {  # recorded with every evaluation
 }
 
 
-def select_masks(kind: MaskKind, output: DiscoveryOutput, image: Tensor) -> Tensor:
+def select_masks(kind: MaskKind, output: ModelOutput, image: Tensor) -> Tensor:
     """Return the masks (B, K, H, W) of one kind for the output of a model on `image` (B, 3, H, W)."""
     if kind not in MASK_KINDS:
         raise ValueError(f"masks is {kind!r}; expected one of {', '.join(MASK_KINDS)}")
@@ -69,7 +72,7 @@ def select_masks(kind: MaskKind, output: DiscoveryOutput, image: Tensor) -> Tens
 
 
 def refine_masks(
-    output: DiscoveryOutput,
+    output: ModelOutput,
     image: Tensor,
     pixel_sigma: float = PIXEL_SIGMA,
     merge_threshold: float = MERGE_THRESHOLD,
@@ -93,7 +96,7 @@ def refine_masks(
 
 
 def refine_video_masks(
-    outputs: Sequence[DiscoveryOutput],
+    outputs: Sequence[ModelOutput],
     image: Tensor,
     pixel_sigma: float = PIXEL_SIGMA,
     merge_threshold: float = VIDEO_MERGE_THRESHOLD,
@@ -151,9 +154,11 @@ def high_recall_masks(
     return boosted / boosted.sum(1, keepdim=True)
 
 
-def posterior_masks(output: DiscoveryOutput, image: Tensor, pixel_sigma: float = PIXEL_SIGMA) -> Tensor:
+def posterior_masks(output: ModelOutput, image: Tensor, pixel_sigma: float = PIXEL_SIGMA) -> Tensor:
     """Return p(slot | pixel), (B, K, H, W): masks as prior, a Gaussian of width `pixel_sigma` around each slot
-    reconstruction as likelihood."""
+    reconstruction as likelihood. The masks of a model of features are returned as they are."""
+    if isinstance(output, FeatureOutput):
+        return output.masks.float()
     errors = (_slot_reconstructions(output).float() - to_float(image).float()[:, None]).square().sum(2)
     return (output.masks.float().clamp(min=1e-6).log() - errors / (2 * pixel_sigma**2)).softmax(1)
 
@@ -198,8 +203,15 @@ class SlotOverlap(NamedTuple):
     variance: Tensor  # (B,): of the reconstruction over pixels, averaged over channels
 
 
-def slot_overlap(output: DiscoveryOutput) -> SlotOverlap:
-    """Return the overlap statistics of all pairs of slots, in float64 (float32 on MPS)."""
+def slot_overlap(output: ModelOutput) -> SlotOverlap:
+    """Return the overlap statistics of all pairs of slots, in float64 (float32 on MPS).
+
+    Slots of a model of features are not compared: they do not overlap, by these statistics.
+    """
+    if isinstance(output, FeatureOutput):
+        area = output.masks.float().mean((2, 3))
+        none = area.new_zeros(*area.shape, area.shape[1])
+        return SlotOverlap(none, none, area, area.new_zeros(len(area)))
     # Distances are small differences of large sums.
     dtype = torch.float32 if output.masks.device.type == "mps" else torch.float64
     tensors = (output.masks, _slot_reconstructions(output), output.reconstruction)
@@ -249,6 +261,11 @@ def merge_slots(
 def merge_masks(masks: Tensor, target: Tensor) -> Tensor:
     """Return masks (B, K, H, W) with that of every slot added to the slot that it is merged into, `target` (B, K)."""
     return torch.zeros_like(masks).scatter_add_(1, target[:, :, None, None].expand_as(masks), masks)
+
+
+def can_refine(output: ModelOutput) -> bool:
+    """Return whether the output has what `refine_masks` needs."""
+    return isinstance(output, FeatureOutput) or output.slot_reconstructions is not None
 
 
 def _slot_reconstructions(output: DiscoveryOutput) -> Tensor:

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from cutslots.models.discovery import (
     MODELS,
     Discovery,
-    DiscoveryOutput,
     ModelConfig,
+    ModelOutput,
     build_parts,
     flatten_frames,
+    make_output,
     unflatten_frames,
 )
 from cutslots.modules.decoders import Decoder, DecoderConfig
@@ -60,11 +61,12 @@ class SpacetimeDiscovery(Discovery):
             for background in (False, True):  # before anything is compiled
                 slots.partition.prepare(num_frames, background)
 
-    def forward(self, image: Tensor) -> DiscoveryOutput:
-        features = self.encoder(self.normalize(flatten_frames(image))).unflatten(0, image.shape[:2])
-        slots, partition_masks = self.slots(features)
-        decoded = unflatten_frames(self.decode(slots.flatten(0, 1)), image)
-        return DiscoveryOutput(slots, partition_masks=partition_masks, **decoded)
+    def forward(self, image: Tensor) -> ModelOutput:
+        features = self.features(flatten_frames(image))
+        slots, partition_masks = self.slots(features.unflatten(0, image.shape[:2]))
+        target = (features,) if self.reconstructs_features else ()
+        decoded = unflatten_frames(self.decode(slots.flatten(0, 1), *target), image)
+        return make_output(slots, partition_masks, decoded)
 
 
 @MODELS.register("spacetime-discovery", SpacetimeDiscoveryConfig)

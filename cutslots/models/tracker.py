@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cutslots.models.discovery import Discovery, DiscoveryOutput, check_finite
+from cutslots.models.discovery import Discovery, ModelOutput, check_finite, make_output, map_output
 from cutslots.modules.base import upcast_half
 
 MOMENTUM = 0.5  # of the running means: a slot that changes its object over more than a few frames is lost
@@ -57,19 +57,19 @@ class Tracker:
         self.clip: deque[Tensor] = deque(maxlen=max(2, model.frames))
 
     @torch.no_grad()
-    def __call__(self, frame: Tensor) -> DiscoveryOutput:
+    def __call__(self, frame: Tensor) -> ModelOutput:
         """Return the output for the next frame (B, 3, H, W), in the order of tracks.
 
         Raises a ValueError if it is not finite.
         """
         if self.association == "overlap":
             return self._by_overlap(frame)
-        slots, partition_masks = self.model.encode(frame)
+        (slots, partition_masks), target = self.model.encode_with_target(frame)
         slots = upcast_half(slots)
         check_finite(self.model, slots=slots)
         if self.association == "learned":
-            return self._by_matching(slots, partition_masks)
-        output = DiscoveryOutput(slots, partition_masks=partition_masks, **self.model.decode_frame(slots)._asdict())
+            return self._by_matching(slots, partition_masks, target)
+        output = make_output(slots, partition_masks, self.model.decode_frame(slots, *target)._asdict())
         self._check(output)
         area = _areas(output.masks)
         if self.slots is None or self.mean is None or self.area is None:
@@ -85,19 +85,18 @@ class Tracker:
         self.area = MOMENTUM * self.area + (1 - MOMENTUM) * take_slots(area, order)
         return reorder_slots(output, order)
 
-    def _by_matching(self, slots: Tensor, partition_masks: Tensor) -> DiscoveryOutput:
+    def _by_matching(self, slots: Tensor, partition_masks: Tensor, target: tuple[Tensor, ...]) -> ModelOutput:
         model: Any = self.model  # a PairDiscovery: no other has this association
         before = slots if self.slots is None else self.slots
         order = assignment(model.match(before, slots).weights)
         self.slots = take_slots(slots, order)
-        decoded = model.decode(model.transform(before, self.slots)[:, 1])
-        output = DiscoveryOutput(self.slots, partition_masks=take_slots(partition_masks, order), **decoded._asdict())
-        return self._check(output)
+        decoded = model.decode(model.transform(before, self.slots)[:, 1], *target)
+        return self._check(make_output(self.slots, take_slots(partition_masks, order), decoded._asdict()))
 
-    def _by_overlap(self, frame: Tensor) -> DiscoveryOutput:
+    def _by_overlap(self, frame: Tensor) -> ModelOutput:
         self.clip.append(frame)
         clip = self._check(self.model(torch.stack(tuple(self.clip), 1)))
-        output = DiscoveryOutput(*(x[:, -1] for x in clip))
+        output = _frame(clip, -1)
         if self.masks is not None:
             old, new = self.masks.flatten(2), clip.masks[:, -2].flatten(2)  # of the frame that both clips hold
             shared = old @ new.mT
@@ -106,9 +105,14 @@ class Tracker:
         self.masks = output.masks
         return output
 
-    def _check(self, output: DiscoveryOutput) -> DiscoveryOutput:
+    def _check(self, output: ModelOutput) -> ModelOutput:
         check_finite(self.model, masks=output.masks, reconstruction=output.reconstruction)
         return output
+
+
+def _frame(output: ModelOutput, t: int) -> ModelOutput:
+    """Return the output of one frame of clips."""
+    return map_output(lambda x: x[:, t], output)
 
 
 def _areas(masks: Tensor) -> Tensor:
@@ -129,18 +133,19 @@ def take_slots(x: Tensor, order: Tensor) -> Tensor:
     return x[torch.arange(len(x), device=x.device)[:, None], order]
 
 
-def reorder_slots(output: DiscoveryOutput, order: Tensor) -> DiscoveryOutput:
+def reorder_slots(output: ModelOutput, order: Tensor) -> ModelOutput:
     """Return the output with its slots in this order (B, K). The reconstruction does not depend on it."""
-    by_slot = {name: take_slots(x, order) for name, x in output._asdict().items() if name != "reconstruction"}
+    shared = ("reconstruction", "target")
+    by_slot = {name: take_slots(x, order) for name, x in output._asdict().items() if name not in shared}
     return output._replace(**by_slot)
 
 
-def track_clip(model: Discovery, clips: Tensor, association: str | None = None) -> list[DiscoveryOutput]:
+def track_clip(model: Discovery, clips: Tensor, association: str | None = None) -> list[ModelOutput]:
     """Return the output for each frame of clips (B, T, 3, H, W), in the order of tracks."""
     tracker = Tracker(model, association)  # checks the association
     if model.spacetime:
         with torch.no_grad():
             output = model(clips)
         check_finite(model, masks=output.masks, reconstruction=output.reconstruction)
-        return [DiscoveryOutput(*(x[:, t] for x in output)) for t in range(clips.shape[1])]
+        return [_frame(output, t) for t in range(clips.shape[1])]
     return [tracker(frame) for frame in clips.unbind(1)]

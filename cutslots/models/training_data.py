@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from cutslots.files import write_json
 
 if TYPE_CHECKING:
-    from cutslots.models.discovery import Discovery
+    from cutslots.models.discovery import Discovery, ModelOutput
 
 FILE = "training_data.json"
 BLOCK = 8  # pixels of the side of a block
@@ -55,6 +55,17 @@ def reconstruction_errors(reconstruction: Tensor, image: Tensor) -> tuple[Tensor
     return (reconstructed - blocks).square().mean((1, 2, 3)), blocks.var((2, 3), correction=0).mean(1)
 
 
+def output_errors(output: ModelOutput, image: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the same of a model's output on images. Of features the errors are those of positions, not of blocks."""
+    from cutslots.models.discovery import FeatureOutput
+
+    if not isinstance(output, FeatureOutput):
+        return reconstruction_errors(output.reconstruction, image)
+    target = output.target.float()
+    error = (output.reconstruction.float() - target).square().mean((1, 2, 3))
+    return error, target.var((2, 3), correction=0).mean(1)
+
+
 def _block_means(x: Tensor) -> Tensor:
     return F.avg_pool2d(x, BLOCK, ceil_mode=True, count_include_pad=False)  # blocks at the border may be smaller
 
@@ -65,7 +76,7 @@ def measure_training_data(
 ) -> TrainingData:
     """Return the limits that 99 % of validation images, in batches (B, 3, H, W), keep."""
     device = next(model.parameters()).device
-    pairs = [reconstruction_errors(model(image.to(device)).reconstruction, image.to(device)) for image in batches]
+    pairs = [output_errors(model(image.to(device)), image.to(device)) for image in batches]
     if not pairs:
         raise ValueError("batches are empty; expected validation images")
     error, variance = (torch.cat(values) for values in zip(*pairs, strict=True))

@@ -115,7 +115,8 @@ class RunLogger:
             self.tensorboard.image(step, "visualizations", np.asarray(grid))
             shown = [("ARI-FG", "ari_fg"), ("mIoU", "miou")] if "ari_fg" in self.newest else []
             metrics = "".join(f"{name} {100 * self.newest[key]:.1f}  " for name, key in shown)
-            self.bar.console.print(f"step {step}: {metrics}MSE {self.newest['mse']:.1f}", highlight=False)
+            error = f"MSE {self.newest['mse']:.1f}" if "mse" in self.newest else _feature_error(self.newest)
+            self.bar.console.print(f"step {step}: {metrics}{error}", highlight=False)
         self.logged_at += time.monotonic() - started  # the speed is that of training
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -148,3 +149,7 @@ class RunLogger:
             write_training_report(self.folder, self.config, len(data), shown, self.fabric)
             print(f"wrote {self.folder / 'model.safetensors'} and {self.folder / 'report.html'}")
         return self.folder
+
+
+def _feature_error(means: dict[str, float]) -> str:
+    return f"feature MSE {means['feature_mse']:.4f}"

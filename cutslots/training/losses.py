@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cutslots.models.discovery import Discovery, DiscoveryOutput, to_float
+from cutslots.models.discovery import Discovery, DiscoveryOutput, FeatureOutput, to_float
 from cutslots.registry import PartConfig, Range, Registry, Steps
 
 MIN_BLUR = 0.3  # pixels; a smaller blur changes nothing
@@ -39,8 +39,11 @@ class Loss:
     def validate(self, model: Discovery) -> None:
         """Raise a ValueError if the loss does not fit the model."""
 
-    def __call__(self, output: DiscoveryOutput, image: Tensor, step: int) -> LossOutput:
-        """Return the loss for the output of images (B, 3, H, W), or clips, at a step."""
+    def __call__(self, output: Any, image: Tensor, step: int) -> LossOutput:
+        """Return the loss for the output of images (B, 3, H, W), or clips, at a step.
+
+        The output is a `DiscoveryOutput`, or a `FeatureOutput` if the decoder reconstructs features.
+        """
         raise NotImplementedError
 
     def phase(self, step: int) -> Hashable | None:
@@ -50,7 +53,7 @@ class Loss:
         """
         return None
 
-    def in_phase(self, output: DiscoveryOutput, image: Tensor, step: Tensor, phase: Any) -> LossOutput:
+    def in_phase(self, output: Any, image: Tensor, step: Tensor, phase: Any) -> LossOutput:
         """Return the loss at any step of a phase. A CUDA graph of it is captured and replayed: `step` is a tensor."""
         return self(output, image, step)  # type: ignore[arg-type]
 
@@ -86,6 +89,11 @@ class MSELoss(Loss):
         self.foreground_penalty, self.foreground_penalty_start = foreground_penalty, foreground_penalty_start
 
     def validate(self, model: Discovery) -> None:
+        if model.reconstructs_features:
+            raise ValueError(
+                "loss is mse, which compares a reconstruction with the image, but the decoder reconstructs features; "
+                "expected --loss feature-mse"
+            )
         if self.foreground_penalty and not model.slots.has_background:
             given = f"loss.foreground_penalty is {self.foreground_penalty}"
             raise ValueError(f"{given}, but no slot of this model is the background; expected 0")
@@ -114,6 +122,30 @@ class MSELoss(Loss):
         """Return the penalty on a foreground pixel: zero at first, so that objects form; then it rises linearly."""
         start = self.foreground_penalty_start
         return self.foreground_penalty * _clip((step + 1 - start) / max(start, 1))
+
+
+@dataclass(frozen=True)
+class FeatureMSEConfig(LossConfig):
+    pass
+
+
+@LOSSES.register("feature-mse", FeatureMSEConfig)
+class FeatureMSELoss(Loss):
+    """Mean squared error of reconstructed features, for decoders of features."""
+
+    def validate(self, model: Discovery) -> None:
+        if not model.reconstructs_features:
+            raise ValueError(
+                "loss is feature-mse, but the decoder reconstructs the image; expected --loss mse, "
+                "or a decoder of features: --decoder mlp"
+            )
+
+    def __call__(self, output: FeatureOutput, image: Tensor, step: int) -> LossOutput:
+        error = (output.reconstruction - output.target).square().mean()
+        return LossOutput(error, error)
+
+    def phase(self, step: int) -> int:
+        return 0
 
 
 def _clip(x: float | Tensor) -> Any:

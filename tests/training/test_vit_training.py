@@ -4,8 +4,10 @@ import json
 import shutil
 import sys
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from cutslots import cli
@@ -13,7 +15,7 @@ from cutslots.models.checkpoints import load
 from cutslots.models.discovery import build
 from cutslots.training.loop import parameter_groups, train
 from tests.modules.small_vits import make_vit
-from tests.small_runs import sentence, small, state, train_command, weights
+from tests.small_runs import lines, sentence, small, state, train_command, weights
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +101,74 @@ def test_loading_does_not_change_the_random_state(vit, tmp_path):
     torch.manual_seed(0)
     load(folder)
     assert torch.rand(3).equal(expected)
+
+
+# ---------------------------------------------------------------------------------------------- feature reconstruction
+
+MLP = {"decoder": "mlp", "decoder__hidden_dims": (16, 16), "loss": "feature-mse"}
+TRANSFORMER = {"decoder": "transformer", "decoder__num_layers": 1, "decoder__num_heads": 3, "loss": "feature-mse"}
+DECODERS = {"mlp": MLP, "transformer": TRANSFORMER}
+
+
+@pytest.fixture(params=DECODERS)
+def decoder(request):
+    return DECODERS[request.param]
+
+
+def test_features_are_reconstructed_from_the_command_line(decoder, vit, tmp_path, monkeypatch, capsys):
+    """Train, interrupt, resume, evaluate, predict."""
+    changes = options(vit, **decoder)
+    run_command(monkeypatch, train_command(tmp_path / "whole", **changes))
+    run_command(monkeypatch, train_command(tmp_path / "run", **changes | {"max_steps": 3}))
+    run_command(monkeypatch, train_command(tmp_path / "run", **changes))
+    assert weights(tmp_path / "whole") == weights(tmp_path / "run")
+    run = tmp_path / "run"
+    assert "feature MSE" in capsys.readouterr().out
+    assert {"feature_mse", "refined_ari_fg", "ari_fg"} <= lines(run)[-1]["val"].keys()
+    assert "mse" not in lines(run)[-1]["val"]
+
+    run_command(monkeypatch, ["evaluate", run, "--data", "plain", "--num-images", "3", "--accelerator", "cpu"])
+    assert "feature MSE" in capsys.readouterr().out
+    results = json.loads((run / "evaluation" / "results.json").read_text())["results"]["plain"]
+    assert results["feature_mse"] > 0 and 0 <= results["refined_miou"] <= 1
+    report = (run / "evaluation" / "report.html").read_text()
+    assert "Squared error of reconstructed features" in report and ">features<" in report
+
+    photo = tmp_path / "photo.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50, 3), dtype=np.uint8)).save(photo)
+    run_command(monkeypatch, ["predict", run, photo, "--out", tmp_path / "out", "--device", "cpu"])
+    assert Image.open(next((tmp_path / "out").rglob("reconstruction.png"))).size == (50, 30)
+
+
+@pytest.mark.parametrize("preset", ["movi", "ours-video"])
+def test_features_of_pairs_are_reconstructed(preset, decoder, vit, tmp_path):
+    changes = options(vit, data="moving", num_images=12, num_eval_images=24, **decoder)
+    if preset == "ours-video":
+        changes["slots__partition__background_anchor"] = 0.0
+    folder = train(small(tmp_path / "run", preset, **changes))
+    means = lines(folder)[-1]["val"]
+    assert means["feature_mse"] > 0 and "refined_ari_fg" in means and "id_switches" in means
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (MLP | {"loss": "mse"}, "expected --loss feature-mse"),
+        ({"loss": "feature-mse"}, "loss is feature-mse, but the decoder reconstructs the image; expected --loss mse"),
+        (MLP | {"encoder__frozen": False}, "expected a frozen encoder, such as --encoder vit"),
+        (TRANSFORMER | {"decoder__num_heads": 5}, "decoder.num_heads is 5; expected a divisor of 24"),
+    ],
+)
+def test_parts_that_do_not_fit_are_one_sentence(changes, message, vit, tmp_path, monkeypatch):
+    assert message in sentence(monkeypatch, train_command(tmp_path / "run", **options(str(vit), **changes)))
+
+
+def test_an_encoder_that_is_trained_is_no_target(tmp_path, monkeypatch):
+    words = train_command(tmp_path / "run", **MLP)
+    assert "reconstructs the features of an encoder that is trained" in sentence(monkeypatch, words)
+
+
+def test_the_loss_falls(decoder, vit, tmp_path):
+    folder = train(small(tmp_path / "run", **options(vit, max_steps=60, lr=3e-3, warmup_steps=0, **decoder)))
+    losses = [line["val"]["feature_mse"] for line in lines(folder) if "val" in line]
+    assert losses[-1] < 0.8 * losses[0]
