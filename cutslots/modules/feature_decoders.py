@@ -22,7 +22,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cutslots.modules.base import LayerNorm, check_features, check_size, downcast_half, exportable, upcast_half
+from cutslots.modules.base import (
+    HALF,
+    LayerNorm,
+    check_features,
+    check_size,
+    downcast_half,
+    exportable,
+    is_transformed,
+    upcast_half,
+)
 from cutslots.modules.decoders import DECODERS, Decoder, DecoderConfig
 from cutslots.registry import Range
 
@@ -149,12 +158,26 @@ class TransformerDecoder(FeatureDecoder):
 
     def decode_patches(self, slots: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         memory = self.memory(downcast_half(slots, self.first))
-        first = self.first.to(target.dtype).expand(len(target), -1, -1)
+        first = self.first.to(target.dtype).expand(target.shape[0], -1, -1)
         x = self.input(torch.cat([first, target[:, :-1]], 1)) + self.position
         attention = x
         for layer in self.layers:
             x, attention = layer(x, memory)
         return attention.mean(1).mT, self.output(x)
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return the attention (B, heads, N, C) of each position to itself and those before it.
+
+    Torch's fused function, which has first derivatives only, saves memory on CUDA in half precision. Otherwise the
+    operations are written out and have derivatives of any order.
+    """
+    if q.is_cuda and q.dtype in HALF and not is_transformed():
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    N = q.shape[2]
+    later = torch.ones(N, N, dtype=torch.bool, device=q.device).triu(1)
+    attention = (upcast_half(q @ k.mT) * q.shape[-1] ** -0.5).masked_fill(later, -torch.inf).softmax(-1)
+    return attention.to(v.dtype) @ v
 
 
 class TransformerDecoderLayer(nn.Module):
@@ -180,7 +203,7 @@ class TransformerDecoderLayer(nn.Module):
 
     def _attend_patches(self, x: Tensor) -> Tensor:
         q, k, v = (self._split(each) for each in self.patch_qkv(x).chunk(3, -1))
-        return self.patch_out(self._join(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
+        return self.patch_out(self._join(causal_attention(q, k, v)))
 
     def _attend_slots(self, x: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         q = self._split(self.slot_q(x))

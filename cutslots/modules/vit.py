@@ -8,7 +8,8 @@ here. Weights are safetensors only, because a pickled file may run code.
     positions    embeddings are interpolated to the grid of patches, as the architecture does it
     MAE          sees all patches: nothing is masked
 
-A frozen transformer is not in the state dict. The model's config names it, and it is read from its own checkpoint. A
+A frozen transformer is not in the state dict. The config of the model names it. It is read from its own checkpoint, and
+again whenever the encoder moves to another device or precision: `to_empty` and `half` leave nothing behind. A
 fine-tuned one is in the state dict like any other part.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 
 from cutslots.modules.base import first_parameter
 from cutslots.modules.encoders import ENCODERS, Encoder, EncoderConfig
+from cutslots.programs.constants import ConstantLayer
 from cutslots.registry import Range
 
 MODEL_TYPES = ("vit", "dinov2", "dinov2_with_registers", "vit_mae")  # in config.json; DINO's is vit
@@ -54,7 +56,7 @@ class Normalization(NamedTuple):
 
 
 @ENCODERS.register("vit", ViTConfig)
-class ViTEncoder(Encoder):
+class ViTEncoder(Encoder, ConstantLayer):
     """Patch features of a pre-trained vision transformer: DINO, DINOv2, MAE or ViT.
 
     `checkpoint` is a folder or a name on the Hub. The size of images has to be a multiple of the patch size.
@@ -94,7 +96,9 @@ class ViTEncoder(Encoder):
         return torch.stack([(x - mean) / std for x, mean, std in channels], 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        self._materialize(x)
+        self.materialize(x)
+        if x.shape[0] == 0:  # transformers cannot reshape an empty batch
+            return self(x.new_zeros(1, *x.shape[1:]) + x.sum())[:0]
         size = self.out_size((x.shape[2], x.shape[3]))
         tokens: Tensor = self.backbone(x, **self._options(x, size)).last_hidden_state
         return tokens[:, self.num_extra_tokens :].mT.unflatten(2, size)
@@ -104,7 +108,7 @@ class ViTEncoder(Encoder):
         kind = self.backbone.config.model_type
         options: dict[str, Any] = {"interpolate_pos_encoding": True} if kind in ("vit", "vit_mae") else {}
         if kind == "vit_mae":  # it sorts patches by this, and keeps all of them: load_backbone sets the mask ratio
-            options["noise"] = torch.arange(size[0] * size[1], device=x.device).expand(len(x), -1)
+            options["noise"] = torch.arange(size[0] * size[1], device=x.device).expand(x.shape[0], -1)
         return options
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -116,20 +120,13 @@ class ViTEncoder(Encoder):
             self.backbone.eval()  # dropout and stochastic depth would change the features
         return self
 
-    def _materialize(self, x: Tensor) -> None:
-        """Read the weights if the encoder is still on the meta device: a state dict does not hold frozen ones."""
-        if self.frozen and self._on_meta() and x.device.type != "meta":
-            self.to_empty(device=x.device)
-
-    def _on_meta(self) -> bool:
-        return first_parameter(self.backbone).device.type == "meta"
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        was_on_meta = self._on_meta()
-        super()._apply(fn, recurse)
-        if self.frozen and was_on_meta and not self._on_meta():
-            self.backbone.load_state_dict(load_backbone(find_folder(self.checkpoint)).state_dict())
-        return self
+    def precompute(self) -> None:
+        """Read frozen weights again, in the precision and on the device of the encoder."""
+        if not self.frozen or self.device.type == "meta":
+            return
+        if first_parameter(self.backbone).device.type == "meta":
+            self.backbone.to_empty(device=self.device)
+        self.backbone.load_state_dict(load_backbone(find_folder(self.checkpoint)).state_dict())
 
 
 def _drop_backbone(module: nn.Module, state: dict[str, Tensor], prefix: str, metadata: Any) -> None:

@@ -65,13 +65,18 @@ def call(module: Callable[..., Any], *args: Any) -> Outputs:
 
 
 def with_parameters(module: nn.Module) -> tuple[Callable[..., Outputs], list[Tensor]]:
-    """Return the module as a function of its input and its parameters, and the parameters."""
-    parameters = dict(module.named_parameters())
+    """Return the module as a function of its input and its parameters, and the parameters, without frozen ones."""
+    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
 
     def function(x: Tensor, *values: Tensor) -> Outputs:
         return call(lambda x: functional_call(module, dict(zip(parameters, values, strict=True)), (x,)), x)
 
     return function, list(parameters.values())
+
+
+def trained(module: nn.Module) -> list[Tensor]:
+    """Return the parameters without frozen ones."""
+    return [p for p in module.parameters() if p.requires_grad]
 
 
 def loss(outputs: Outputs) -> Tensor:
@@ -213,7 +218,7 @@ def nothing_compiled() -> Iterator[None]:
 def check_compile(layer: Layer, device: str) -> None:
     dtype, tolerance = kernel_dtype(device), 1e-9 if device == "cpu" else 1e-4
     module = layer.make(device, dtype)
-    parameters = list(module.parameters())
+    parameters = trained(module)
     backend = "aot_eager" if layer.group == SOLVERS else "eager"  # others differentiate torch's own operations
     with nothing_compiled():
         compiled = torch.compile(module, backend=backend, fullgraph=True)
@@ -377,7 +382,7 @@ def check_half(layer: Layer, device: str) -> None:
         module = layer.make(device, torch.float32).to(dtype)
         outputs = call(module, x.to(dtype))
         assert_close([out.float() for out in outputs], expected, tolerance)
-        for gradient in gradients(module, list(module.parameters()), x.to(dtype)):
+        for gradient in gradients(module, trained(module), x.to(dtype)):
             assert gradient.isfinite().all()
         module.float().load_state_dict(layer.make(device, torch.float32).state_dict())
         assert_twin(layer.make(device, torch.float32), module, x)  # constants are not rounded on the way
@@ -390,7 +395,7 @@ def check_autocast(layer: Layer, device: str) -> None:
     with torch.autocast(device, torch.bfloat16):
         outputs = call(module, x)
         assert_close([out.float() for out in outputs], expected, HALF_TOLERANCE[torch.bfloat16])
-        actual = gradients(module, list(module.parameters()), x)[len(outputs) :]
+        actual = gradients(module, trained(module), x)[len(outputs) :]
     for gradient in actual:
         assert gradient.isfinite().all() and gradient.dtype == torch.float32
 
@@ -416,15 +421,15 @@ def check_strides(layer: Layer, device: str) -> None:
     dtype = kernel_dtype(device)
     module, x = layer.make(device, dtype), layer.input(2, device=device, dtype=dtype)
     tolerance = 1e-9 if device == "cpu" else 1e-4
-    expected = gradients(module, list(module.parameters()), x)
+    expected = gradients(module, trained(module), x)
     strided = torch.stack([x, x + 1], -1)[..., 0].movedim(0, -1).contiguous().movedim(-1, 0)
     assert not strided.is_contiguous()
-    assert_close(gradients(module, list(module.parameters()), strided), expected, tolerance)
+    assert_close(gradients(module, trained(module), strided), expected, tolerance)
     assert_close(call(module, x[:1].expand_as(x)), call(module, x[[0, 0]]), tolerance)
     if x.ndim == 4:
         images = x.contiguous(memory_format=torch.channels_last)
         module = module.to(memory_format=torch.channels_last)
-        assert_close(gradients(module, list(module.parameters()), images), expected, tolerance)
+        assert_close(gradients(module, trained(module), images), expected, tolerance)
 
 
 @contract(
@@ -448,7 +453,7 @@ def check_no_gradients(layer: Layer, device: str) -> None:
 def check_determinism(layer: Layer, device: str) -> None:
     dtype = kernel_dtype(device)
     module, x = layer.make(device, dtype), layer.input(2, device=device, dtype=dtype)
-    first, second = (gradients(module, list(module.parameters()), x) for _ in range(2))
+    first, second = (gradients(module, trained(module), x) for _ in range(2))
     assert_equal(second, first)
 
 
@@ -456,5 +461,5 @@ def check_determinism(layer: Layer, device: str) -> None:
 def check_checkpointing(layer: Layer, device: str) -> None:
     module, x = layer.make(device), layer.input(2, device=device)
     saved = lambda x: checkpoint(module, x, use_reentrant=False)
-    parameters = list(module.parameters())
+    parameters = trained(module)
     assert_close(gradients(saved, parameters, x), gradients(module, parameters, x))

@@ -33,6 +33,15 @@ RANDOM = Gap(
     "random operations inside of vmap",
 )
 
+FUSED_ATTENTION = (
+    "transformers calls torch's fused attention, which has first derivatives in reverse mode only. "
+    '`encoder.backbone.set_attn_implementation("eager")` has all, with a softmax in float32. A frozen encoder needs '
+    "derivatives only of its images."
+)
+NO_FORWARD_MODE = Gap(FUSED_ATTENTION, NotImplementedError, "forward AD")
+NO_SECOND_DERIVATIVES = Gap(FUSED_ATTENTION, RuntimeError, "_scaled_dot_product_flash_attention_for_cpu_backward")
+WITH_VIT = ["ViTEncoder, fine-tuned", "ViTEncoder, frozen", "Discovery of features"]
+
 WITH_OPS = [
     "GraphCut, Cholesky",
     "GraphCut, CG",
@@ -50,7 +59,13 @@ GAPS: dict[tuple[str, str], Gap] = {
     ("FusedDecoderHead", "torch.export"): NO_TRAINING,
     ("SlotAttention", "batched forward mode"): RANDOM,
     ("Discovery", "batched forward mode"): RANDOM,
-} | {(name, "torch.library.opcheck"): NO_OPS for name in LAYERS if name not in WITH_OPS}
+} | {(name, "gradgradcheck"): NO_SECOND_DERIVATIVES for name in WITH_VIT}
+GAPS |= {
+    (name, contract): NO_FORWARD_MODE
+    for name in WITH_VIT
+    for contract in ("gradcheck, forward mode", "batched forward mode", "torch.func")
+}
+GAPS |= {(name, "torch.library.opcheck"): NO_OPS for name in LAYERS if name not in WITH_OPS}
 
 # To compile or export a layer takes seconds. These layers are compiled and exported as a part of another one.
 WITHIN = {
@@ -58,6 +73,8 @@ WITHIN = {
     "SoftPositionEmbedding": "PairDiscovery",
     "CNNEncoder": "PairDiscovery",
     "ResNetEncoder": "Discovery",
+    "ViTEncoder, frozen": "Discovery of features",
+    "MLPDecoder": "Discovery of features",
     "KPartition": "PairDiscovery",
     "SpacetimePartition": "SpacetimeDiscovery",
     "GraphOCLPartition": "GraphOCLSlots",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +19,7 @@ from cutslots.modules.base import is_transformed
 from cutslots.modules.decoder_head import FusedDecoderHead
 from cutslots.modules.decoders import PixelShuffleConfig, PixelShuffleDecoder, SpatialBroadcastDecoder
 from cutslots.modules.encoders import CNNEncoder, ResNetConfig, ResNetEncoder
+from cutslots.modules.feature_decoders import MLPDecoder, MLPDecoderConfig, TransformerDecoder
 from cutslots.modules.graph_ocl import (
     GraphOCLCutConfig,
     GraphOCLDecoder,
@@ -33,12 +37,14 @@ from cutslots.modules.partition import (
 from cutslots.modules.position import SoftPositionEmbedding
 from cutslots.modules.slot_attention import SlotAttention, SlotAttentionConfig
 from cutslots.modules.slots import CutSlots
+from cutslots.modules.vit import ViTConfig, ViTEncoder
 from cutslots.programs.graph_cut import GraphCut
 from cutslots.programs.grid_cut import GridCut
 from cutslots.programs.matching import Matching, match_slots
 from cutslots.programs.min_cut import GraphMinCut, MinCut
 from cutslots.programs.qp import EqualityQP
 from tests.models.configs import IMAGES, PAIRS, SPACETIME
+from tests.modules.small_vits import make_vit
 
 Group = dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]  # name to constructor and shape of an input
 
@@ -46,7 +52,9 @@ EDGES = np.random.default_rng(0).integers(0, 5, (7, 2))
 A = np.random.default_rng(0).standard_normal((3, 6)) + 3 * np.eye(3, 6)
 B = [1.0, 2.0, 3.0]
 GRID, IMAGE = (4, 5), (8, 10)  # of features; of images
+PATCHES, FEATURES = (2, 3), 4  # grid and channels of features that are reconstructed
 FRAMES = 2
+FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 NET = {"edge_net_channels": 4, "edge_net_kernel_sizes": (3, 1)}
 MIN_CUT = {"initial_capacity": 0.02, "tolerance": 1e-9, "max_iterations": 10_000}
 SLOTS = {"slot_dim": 8, "mlp_dim": 6, "relative_positions": True}
@@ -112,6 +120,27 @@ class DecoderHead(nn.Module):
         return self.head.forward_fused(x, self.layers)
 
 
+class FeatureDecoding(nn.Module):
+    """A decoder of features, on two slots of 8 components followed by the features of a grid."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.decoder(x[:, :16].unflatten(1, (2, 8)), x[:, 16:].unflatten(1, (FEATURES, *PATCHES)))
+
+
+@functools.cache
+def vit_folder() -> str:
+    """Return the folder of a very small ViT, which is removed when the process ends."""
+    folder = tempfile.TemporaryDirectory()
+    FOLDERS.append(folder)
+    sizes = {"hidden_size": FEATURES, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 5}
+    make_vit(Path(folder.name), **sizes, image_size=8)
+    return folder.name
+
+
 class EmbeddingWithPosition(nn.Module):
     """`SoftPositionEmbedding` with coordinates relative to a position, which is read off the features."""
 
@@ -168,9 +197,16 @@ def encoders_and_decoders() -> Group:
     return {
         "CNNEncoder": (lambda: CNNEncoder(4, (3, 3), pyramid_levels=1), (3, *IMAGE)),
         "ResNetEncoder": (lambda: ResNetEncoder(4, (3, 3), pyramid_levels=1), (3, *IMAGE)),
+        "ViTEncoder, fine-tuned": (lambda: ViTEncoder(vit_folder(), frozen=False), (3, 8, 12)),
+        "ViTEncoder, frozen": (lambda: ViTEncoder(vit_folder()), (3, 8, 12)),
         "SpatialBroadcastDecoder": (lambda: SpatialBroadcastDecoder(8, IMAGE, (4,), 1, 3), (2, 8)),
         "PixelShuffleDecoder": (lambda: PixelShuffleDecoder(8, (15, 17), (4,), 3), (2, 8)),
         "GraphOCLDecoder": (lambda: GraphOCLDecoder(8, IMAGE, (4,), 1), (2, 8)),
+        "MLPDecoder": (lambda: FeatureDecoding(MLPDecoder(8, IMAGE, FEATURES, PATCHES, (5, 6))), (16 + 24,)),
+        "TransformerDecoder": (
+            lambda: FeatureDecoding(TransformerDecoder(8, IMAGE, FEATURES, PATCHES, num_layers=2, num_heads=2)),
+            (16 + 24,),
+        ),
         "FusedDecoderHead": (DecoderHead, (3, 8, 8)),
     }
 
@@ -185,10 +221,14 @@ def models() -> Group:
         decoder=PixelShuffleConfig((4,)),
     )
     pairs = replace(PAIRS, image_size=IMAGE, match_dim=4)
+    features = lambda: replace(
+        IMAGES, image_size=(8, 12), encoder=ViTConfig(vit_folder()), decoder=MLPDecoderConfig((5,))
+    )
     slots = replace(SPACETIME.slots, relative_positions=True)
     clips = replace(SPACETIME, image_size=IMAGE, slots=slots, decoder=GraphOCLDecoderConfig((4,), 1))
     return {
         "Discovery": (lambda: build(images), (3, *IMAGE)),
+        "Discovery of features": (lambda: build(features()), (3, 8, 12)),
         "PairDiscovery": (lambda: build(pairs), (2, 3, *IMAGE)),
         "pairings": (Pairings, (2, 3, 4)),
         "SpacetimeDiscovery": (lambda: build(clips), (FRAMES, 3, *IMAGE)),

@@ -36,6 +36,7 @@ BASES = {
     "Decoder",
     "EdgeNetPartition",
     "Encoder",
+    "FeatureDecoder",
     "HalfResolutionEncoder",
     "MixtureDecoder",
     "PartModule",
