@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cutslots.inference.segmentation import Segmentation, segment
     from cutslots.inference.tracking import track_video
     from cutslots.models.checkpoints import load
-    from cutslots.models.discovery import Discovery, DiscoveryConfig, DiscoveryOutput, build
+    from cutslots.models.discovery import Discovery, DiscoveryConfig, DiscoveryOutput, FeatureOutput, build
     from cutslots.models.pair_discovery import PairDiscovery
     from cutslots.models.refinement import high_recall_masks, posterior_masks, refine_masks, refine_video_masks
     from cutslots.models.spacetime_discovery import SpacetimeDiscovery
@@ -58,7 +58,7 @@ _NAMES = {  # the public names of each module; a module that is public itself is
     "modules.slots": "SLOTS CutSlots SlotModule SlotsConfig",
     "modules.slot_attention": "SlotAttention",
     "modules.decoders": "DECODERS Decoder DecoderConfig",
-    "models.discovery": "Discovery DiscoveryConfig DiscoveryOutput build",
+    "models.discovery": "Discovery DiscoveryConfig DiscoveryOutput FeatureOutput build",
     "models.pair_discovery": "PairDiscovery",
     "models.spacetime_discovery": "SpacetimeDiscovery",
     "models.checkpoints": "load",
@@ -101,6 +101,7 @@ __all__ = [
     "Encoder",
     "EncoderConfig",
     "EqualityQP",
+    "FeatureOutput",
     "Graph",
     "GraphCut",
     "GraphMinCut",

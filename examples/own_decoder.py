@@ -2,7 +2,7 @@
 
 From the command line:
 
-    cutslots train tiny --plugin examples/own_decoder.py --decoder mlp --decoder.hidden-dim 64 --out runs/mlp
+    cutslots train tiny --plugin examples/own_decoder.py --decoder pixel-mlp --decoder.hidden-dim 64 --out runs/mlp
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from cutslots.registry import Range
 
 
 @dataclass(frozen=True)
-class MLPDecoderConfig(DecoderConfig):
+class PixelMLPDecoderConfig(DecoderConfig):
     hidden_dim: Annotated[int, Range(1, 4096)] = 64
     """Hidden dimension of the MLP."""
 
 
-@DECODERS.register("mlp", MLPDecoderConfig)
-class MLPDecoder(MixtureDecoder):
+@DECODERS.register("pixel-mlp", PixelMLPDecoderConfig)
+class PixelMLPDecoder(MixtureDecoder):
     """An MLP applied to every pixel, as 1x1 convolutions. `MixtureDecoder` turns logits into masks and mixes colors."""
 
     def __init__(self, slot_dim: int, position_dim: int, image_size: tuple[int, int], hidden_dim: int) -> None:

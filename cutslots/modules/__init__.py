@@ -10,6 +10,7 @@ In reading order:
     slots         features and masks to slots
     slot_attention  the baseline
     decoders      slots to reconstruction and masks
+    feature_decoders  slots to the features of a frozen encoder, and masks
     graph_ocl     partition, slot module and decoder of the authors' released code
     decoder_head  the last layers of a decoder, fused for CUDA (decoder_head_triton: the kernels)
 
