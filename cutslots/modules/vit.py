@@ -9,14 +9,16 @@ here. Weights are safetensors only, because a pickled file may run code.
     MAE          sees all patches: nothing is masked
 
 A frozen transformer is not in the state dict. The config of the model names it. It is read from its own checkpoint, and
-again whenever the encoder moves to another device or precision: `to_empty` and `half` leave nothing behind. A
-fine-tuned one is in the state dict like any other part.
+again whenever the encoder moves to another device or precision: `to_empty` and `half` leave nothing behind. The state
+dict holds the norm of its weights, by which another checkpoint in its place is noticed. A fine-tuned transformer is in
+the state dict like any other part.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +37,8 @@ MODEL_TYPES = ("vit", "dinov2", "dinov2_with_registers", "vit_mae")  # in config
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")  # one of them: large checkpoints have several files
 PREPROCESSOR = "preprocessor_config.json"
 UNUSED = ("pooler.", "mask_token")  # weights that patch features do not depend on
+NORM_UNIT = 1e-6  # of the norm that the state dict holds, an integer so that half precision does not round it
+NORM_TOLERANCE = 1e-5  # of the norm, relative: sums depend on their order, which depends on transformers' version
 SINES = "position_embeddings"  # of an MAE: sines and cosines, which are not trained
 
 
@@ -62,6 +66,8 @@ class ViTEncoder(Encoder, ConstantLayer):
     `checkpoint` is a folder or a name on the Hub. The size of images has to be a multiple of the patch size.
     """
 
+    weight_norm: Tensor
+
     def __init__(self, checkpoint: str | Path, frozen: bool = True, lr_scale: float = 0.1) -> None:
         super().__init__()
         self.checkpoint, self.frozen, self.lr_scale = str(checkpoint), frozen, lr_scale
@@ -78,6 +84,7 @@ class ViTEncoder(Encoder, ConstantLayer):
                 parameter.requires_grad_(False)
         self.train(self.training)
         if frozen:
+            self.register_buffer("weight_norm", weight_norm(self.backbone))
             self.register_state_dict_post_hook(_drop_backbone)
             self.register_load_state_dict_post_hook(_expect_no_backbone)
 
@@ -124,9 +131,30 @@ class ViTEncoder(Encoder, ConstantLayer):
         """Read frozen weights again, in the precision and on the device of the encoder."""
         if not self.frozen or self.device.type == "meta":
             return
+        backbone = load_backbone(find_folder(self.checkpoint))
         if first_parameter(self.backbone).device.type == "meta":
             self.backbone.to_empty(device=self.device)
-        self.backbone.load_state_dict(load_backbone(find_folder(self.checkpoint)).state_dict())
+        self.backbone.load_state_dict(backbone.state_dict())
+        self.weight_norm = weight_norm(backbone).to(self.device)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        given = state_dict.get(f"{prefix}weight_norm")
+        if self.frozen and given is not None and "meta" not in (given.device.type, self.device.type):
+            expected, found = (int(x) * NORM_UNIT for x in (given, self.weight_norm))
+            if abs(found - expected) > NORM_TOLERANCE * expected:
+                raise ValueError(
+                    f"encoder.checkpoint is {self.checkpoint!r}, whose weights have norm {found:.6g}; expected the "
+                    f"checkpoint that the model was trained with, whose weights have norm {expected:.6g}"
+                )
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def weight_norm(backbone: nn.Module) -> Tensor:
+    """Return the Euclidean norm of all weights in units of 1e-6, as an integer; zero on the meta device."""
+    if first_parameter(backbone).device.type == "meta":
+        return torch.zeros((), dtype=torch.int64)
+    squares = sum(float(p.detach().double().square().sum()) for p in backbone.parameters())
+    return torch.tensor(round(math.sqrt(squares) / NORM_UNIT), dtype=torch.int64)
 
 
 def _drop_backbone(module: nn.Module, state: dict[str, Tensor], prefix: str, metadata: Any) -> None:

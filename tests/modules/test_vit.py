@@ -102,19 +102,35 @@ def test_all_weights_that_are_fine_tuned_get_a_gradient(tmp_path, kind):
     assert left == fixed.get(kind, {"backbone.embeddings.mask_token"})
 
 
-def test_state_dict_of_a_frozen_encoder_is_empty(folder):
+def test_state_dict_of_a_frozen_encoder_is_the_norm_of_its_weights(folder):
     encoder = ViTEncoder(folder)
-    assert encoder.state_dict() == {} and torch.nn.Sequential(encoder).state_dict() == {}
+    state = torch.nn.Sequential(encoder).state_dict()
+    norm = torch.cat([p.flatten().double() for p in encoder.parameters()]).norm().item()
+    assert encoder.state_dict().keys() == {"weight_norm"} and state.keys() == {"0.weight_norm"}
+    assert state["0.weight_norm"].item() * 1e-6 == pytest.approx(norm, rel=1e-6)
     before = [p.clone() for p in encoder.parameters()]
-    torch.nn.Sequential(encoder).load_state_dict({})
+    torch.nn.Sequential(encoder).load_state_dict(state)
     assert all(a.equal(b) for a, b in zip(before, encoder.parameters(), strict=True))
     with pytest.raises(RuntimeError, match="Unexpected key"):
-        encoder.load_state_dict({"other": torch.zeros(1)})
+        encoder.load_state_dict(encoder.state_dict() | {"other": torch.zeros(1)})
+
+
+def test_another_checkpoint_in_the_place_of_the_first_is_an_error(folder, tmp_path):
+    state = ViTEncoder(folder).state_dict()
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"layernorm.bias": tensors["layernorm.bias"] + 0.1}, folder / "model.safetensors")
+    encoder = ViTEncoder(folder)
+    with pytest.raises(
+        ValueError, match=r"^encoder.checkpoint is .*; expected the checkpoint that the model was trained"
+    ):
+        torch.nn.Sequential(encoder).load_state_dict({"0.weight_norm": state["weight_norm"]})
+    encoder.load_state_dict(encoder.state_dict())
+    encoder.load_state_dict({"weight_norm": (encoder.weight_norm * (1 + 1e-6)).long()})
 
 
 def test_missing_weights_of_other_modules_are_still_reported(folder):
     model = torch.nn.ModuleDict({"encoder": ViTEncoder(folder), "head": torch.nn.Linear(2, 2)})
-    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "head.weight", "head.bias"'):
+    with pytest.raises(RuntimeError, match=r'in state_dict: "encoder.weight_norm", "head.weight", "head.bias"'):
         model.load_state_dict({})
 
 
@@ -136,7 +152,7 @@ def test_frozen_weights_are_read_when_the_encoder_leaves_the_meta_device(folder,
     if way == "to_empty":
         encoder.to_empty(device="cpu")
     else:
-        encoder.load_state_dict({}, assign=True)
+        encoder.load_state_dict(expected.state_dict(), assign=True)
     assert encoder(x).equal(expected(x))
 
 

@@ -49,7 +49,7 @@ def test_a_run_resumes_to_the_same_bytes(frozen, vit, tmp_path, monkeypatch):
 def test_a_frozen_vit_is_not_saved(vit, tmp_path):
     folder = train(small(tmp_path / "run", **options(vit)))
     for names in (load_file(folder / "model.safetensors"), state(folder)["model"]):
-        assert names and not any(name.startswith("encoder.") for name in names)
+        assert [name for name in names if name.startswith("encoder.")] == ["encoder.weight_norm"] and len(names) > 9
     loaded, original = load(folder).encoder.backbone.state_dict(), load_file(vit / "model.safetensors")
     assert loaded["layernorm.weight"].equal(original["layernorm.weight"])
 
@@ -77,6 +77,16 @@ def test_a_model_whose_vit_is_gone_says_how_to_get_it(vit, tmp_path, monkeypatch
     shutil.rmtree(tmp_path / "copy")
     message = sentence(monkeypatch, ["evaluate", str(folder), "--data", "plain"])
     assert str(folder / "config.json") in message and f"encoder.checkpoint is '{tmp_path / 'copy'}'" in message
+
+
+def test_a_model_whose_vit_was_replaced_is_not_loaded(vit, tmp_path, monkeypatch):
+    shutil.copytree(vit, tmp_path / "copy")
+    words = train_command(tmp_path / "run", **options(tmp_path / "copy", max_steps=1))
+    run_command(monkeypatch, words)
+    make_vit(tmp_path / "copy", initializer_range=0.5)
+    expected = "expected the checkpoint that the model was trained with"
+    assert expected in sentence(monkeypatch, ["evaluate", str(tmp_path / "run"), "--data", "plain"])
+    assert expected in sentence(monkeypatch, [*map(str, words), "--max-steps", "2"])
 
 
 @pytest.mark.parametrize(
