@@ -121,7 +121,7 @@ def _image_columns(sample: Sample, output: ModelOutput, truth: Truth | None) -> 
 def _error_columns(image: Tensor, output: ModelOutput) -> dict[str, Tensor]:
     """Return the reconstruction error of images: "mse", or "feature_mse" of a model that reconstructs features."""
     if isinstance(output, FeatureOutput):
-        return {"feature_mse": (output.reconstruction - output.target).double().square().mean((1, 2, 3)).cpu()}
+        return {"feature_mse": (output.reconstruction - output.target).cpu().double().square().mean((1, 2, 3))}
     return {"mse": metrics.squared_error(to_float(image), output.reconstruction)}
 
 

@@ -14,6 +14,7 @@ from cutslots import cli
 from cutslots.models.checkpoints import load
 from cutslots.models.discovery import build
 from cutslots.training.loop import parameter_groups, train
+from tests.data.small_photographs import write_coco
 from tests.modules.small_vits import make_vit
 from tests.small_runs import lines, sentence, small, state, train_command, weights
 
@@ -182,3 +183,22 @@ def test_the_loss_falls(decoder, vit, tmp_path):
     folder = train(small(tmp_path / "run", **options(vit, max_steps=60, lr=3e-3, warmup_steps=0, **decoder)))
     losses = [line["val"]["feature_mse"] for line in lines(folder) if "val" in line]
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_coco_from_its_files_to_predictions(tmp_path, monkeypatch):
+    """Prepare, train, resume, evaluate and predict, on photographs in COCO's format."""
+    write_coco(tmp_path / "coco", {"train": 6, "val": 4})
+    make_vit(tmp_path / "vit", "dinov2", image_size=56, patch_size=28)  # positions are interpolated to 224
+    data, run = tmp_path / "data", tmp_path / "run"
+    run_command(monkeypatch, ["prepare", "coco", "--source", tmp_path / "coco", "--out", data])
+    changes = options(tmp_path / "vit", image_size=(224, 224), data=f"coco:{data}", max_steps=4, **MLP)
+    changes |= {"num_images": 4, "num_eval_images": 2, "batch_size": 2}
+    run_command(monkeypatch, train_command(run, **changes | {"max_steps": 2}))
+    run_command(monkeypatch, train_command(run, **changes))
+    assert state(run)["step"] == 4
+    run_command(monkeypatch, ["evaluate", run, "--data", f"coco:{data}", "--split", "val", "--accelerator", "cpu"])
+    (results,) = json.loads((run / "evaluation" / "results.json").read_text())["results"].values()
+    assert results["feature_mse"] > 0 and 0 <= results["refined_mbo_i"] <= 1
+    photo = next((tmp_path / "coco").rglob("*.jpg"))
+    run_command(monkeypatch, ["predict", run, photo, "--out", tmp_path / "out", "--device", "cpu"])
+    assert Image.open(next((tmp_path / "out").rglob("labels.png"))).size == Image.open(photo).size
