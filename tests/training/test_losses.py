@@ -1,4 +1,4 @@
-"""The mean squared error, its blur and its foreground penalty; a loss of one's own."""
+"""The mean squared error of images, its blur and its foreground penalty; that of features; a loss of one's own."""
 
 import math
 from dataclasses import dataclass, replace
@@ -7,9 +7,18 @@ import pytest
 import torch
 from scipy import ndimage
 
-from cutslots.models.discovery import DiscoveryOutput, build
+from cutslots.models.discovery import DiscoveryOutput, FeatureOutput, build
 from cutslots.training.loop import train
-from cutslots.training.losses import LOSSES, Loss, LossConfig, LossOutput, MSEConfig, MSELoss, gaussian_blur
+from cutslots.training.losses import (
+    LOSSES,
+    FeatureMSELoss,
+    Loss,
+    LossConfig,
+    LossOutput,
+    MSEConfig,
+    MSELoss,
+    gaussian_blur,
+)
 from tests.small_runs import lines, small, weights
 
 SHAPES = [(2, 3, 16, 16), (2, 2, 3, 12, 20)]  # images, clips
@@ -160,3 +169,17 @@ def test_a_custom_loss_is_minimised_and_logged(tmp_path, monkeypatch):
 def test_mse_config_has_the_defaults_of_the_loss():
     assert vars(LOSSES.build(MSEConfig())) == vars(MSELoss())
     MSELoss().validate(build(small(None).model))
+
+
+# ------------------------------------------------------------------------------------------------------------ features
+
+
+def test_feature_mse_is_the_mean_over_channels_and_positions():
+    reconstruction, target = torch.rand(2, 5, 3, 4, requires_grad=True), torch.rand(2, 5, 3, 4)
+    output = FeatureOutput(torch.empty(0), torch.empty(0), torch.empty(0), reconstruction, target)
+    for value in (FeatureMSELoss()(output, torch.empty(0), 3), FeatureMSELoss().in_phase(output, None, None, 0)):
+        torch.testing.assert_close(value.loss, torch.nn.functional.mse_loss(reconstruction, target))
+        assert value.logged is value.loss
+    (gradient,) = torch.autograd.grad(value.loss, reconstruction)
+    torch.testing.assert_close(gradient, 2 * (reconstruction - target).detach() / target.numel())
+    assert FeatureMSELoss().phase(0) == FeatureMSELoss().phase(10**6) is not None  # one CUDA graph for all steps
