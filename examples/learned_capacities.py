@@ -210,7 +210,8 @@ def compare(args: argparse.Namespace) -> None:
         each = " ".join(f"{value:.3f}" for value in found)
         error = np.std(less) / max(args.seeds - 1, 1) ** 0.5  # of the mean
         print(
-            f"{method:20} {np.mean(found):.3f} ± {np.std(found):.3f}; difference from softmax {np.mean(less):+.3f} ± {error:.3f}, "
+            f"{method:20} {np.mean(found):.3f} ± {np.std(found):.3f}; "
+            f"difference from softmax {np.mean(less):+.3f} ± {error:.3f}, "
             f"above it {(less > 0).sum()} of {args.seeds}; each {each}"
         )
     save_figure(shown, Clicks(*(x[:4] for x in scenes)), args.out / "learned_capacities.png")
