@@ -38,7 +38,7 @@ from cutslots.training.losses import gaussian_blur
 SIZE, BATCH = 128, 10
 
 Scene = Callable[[SceneBatch], SceneBatch]
-Picture = Callable[[Tensor], Tensor]  # of uint8 images (B, 3, H, W)
+ImageMap = Callable[[Tensor], Tensor]  # of uint8 images (B, 3, H, W)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Change:
 
     scene: Scene = lambda scenes: scenes
     constants: dict[str, Any] = dataclasses.field(default_factory=dict)
-    image: Picture = lambda image: image
+    image: ImageMap = lambda image: image
     size: int = SIZE
     flip_mask: bool = False
 
@@ -124,12 +124,12 @@ def ground(factor: float) -> Scene:
 # --------------------------------------------------------------------------------------------------------------- images
 
 
-def in_float(function: Picture) -> Picture:
+def in_float(function: ImageMap) -> ImageMap:
     """Apply a function of values from 0 to 1 to uint8 images."""
     return lambda image: (255 * function(image / 255).clamp(0, 1) + 0.5).to(torch.uint8)
 
 
-def noise(sigma: float) -> Picture:
+def noise(sigma: float) -> ImageMap:
     def change(image: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(0)
         return image + sigma / 255 * torch.randn(image.shape, generator=generator)
@@ -137,11 +137,11 @@ def noise(sigma: float) -> Picture:
     return in_float(change)
 
 
-def saturation(factor: float) -> Picture:
+def saturation(factor: float) -> ImageMap:
     return in_float(lambda image: image.mean(1, keepdim=True) + factor * (image - image.mean(1, keepdim=True)))
 
 
-def jpeg(quality: int) -> Picture:
+def jpeg(quality: int) -> ImageMap:
     def change(image: Tensor) -> Tensor:
         made = []
         for each in image:
@@ -153,7 +153,7 @@ def jpeg(quality: int) -> Picture:
     return change
 
 
-def resampled(side: int) -> Picture:
+def resampled(side: int) -> ImageMap:
     def change(image: Tensor) -> Tensor:
         small = F.interpolate(image, (side, side), mode="bilinear", antialias=True)
         return F.interpolate(small, (SIZE, SIZE), mode="bilinear", antialias=True)
@@ -161,7 +161,7 @@ def resampled(side: int) -> Picture:
     return in_float(change)
 
 
-def cast(*gains: float) -> Picture:
+def cast(*gains: float) -> ImageMap:
     return in_float(lambda image: image * torch.tensor(gains)[:, None, None])
 
 
