@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from cutslots.data.annotations import AnnotationFile, decode_segmentation
-from cutslots.data.photographs import IGNORE_LABEL, MAX_LABEL, fit_image, fit_mask, is_inside, read_photo
-from cutslots.data.source import DatasetSpec, Protocol, Row, Source, SourceRecord, Splits, count_objects
+from cutslots.data.photographs import IGNORE_LABEL, MAX_LABEL, is_inside, photo_row, read_photo
+from cutslots.data.source import DatasetSpec, Protocol, Row, Source, SourceRecord, Splits
 
 FIELDS = {"file_name": str, "height": int, "width": int}
 
@@ -54,13 +54,7 @@ class Coco(Source):
         item = file.items[index]
         image = read_photo(folder / item["file_name"], (item["width"], item["height"]))
         labels = self._labels(file.annotations(index), item["height"], item["width"])
-        mask_size = self.protocol.mask_size or self.size
-        return {
-            "images": fit_image(image, self.protocol, self.size)[None],
-            "masks": fit_mask(labels[0], self.protocol, mask_size)[None],
-            "classes": fit_mask(labels[1], self.protocol, mask_size)[None],
-            "objects": count_objects(labels[0], IGNORE_LABEL),
-        }
+        return photo_row(image, labels, self.protocol, self.size)
 
     def _labels(self, annotations: list[dict[str, Any]], height: int, width: int) -> np.ndarray:
         """Return the objects and the classes of all pixels, (2, H, W)."""

@@ -15,7 +15,7 @@ from PIL import Image
 
 from cutslots.data.images import MAX_PIXELS
 from cutslots.data.resize import nearest_indices, resize_image, resize_mask
-from cutslots.data.source import Protocol, decode_png
+from cutslots.data.source import Protocol, Row, count_objects, decode_png
 from cutslots.files import errors_name_path
 
 IGNORE_LABEL = 255
@@ -97,6 +97,13 @@ def fit_mask(labels: np.ndarray, protocol: Protocol, size: int) -> np.ndarray:
         shape = _scaled(shape, size)
         return np.ascontiguousarray(resize_mask(labels, shape, protocol.resize)[..., *_center(shape, size)])
     return resize_mask(labels[..., *_center(shape, min(shape))], (size, size), protocol.resize)
+
+
+def photo_row(image: np.ndarray, labels: np.ndarray, protocol: Protocol, size: int) -> Row:
+    """Return what a prepared dataset stores of a photograph (H, W, 3) and its objects and classes (2, H, W)."""
+    objects, classes = (fit_mask(each, protocol, protocol.mask_size or size)[None] for each in labels)
+    count = count_objects(labels[0], IGNORE_LABEL)
+    return {"images": fit_image(image, protocol, size)[None], "masks": objects, "classes": classes, "objects": count}
 
 
 def _prescale(array: np.ndarray, protocol: Protocol, axis: int) -> np.ndarray:

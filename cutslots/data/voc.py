@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cutslots.data.photographs import IGNORE_LABEL, fit_image, fit_mask, read_labels, read_names, read_photo
-from cutslots.data.source import DatasetSpec, Protocol, Row, Source, SourceRecord, Splits, count_objects
+from cutslots.data.photographs import IGNORE_LABEL, photo_row, read_labels, read_names, read_photo
+from cutslots.data.source import DatasetSpec, Protocol, Row, Source, SourceRecord, Splits
 
 MASK_FOLDERS = ("SegmentationObject", "SegmentationClass")
 
@@ -53,14 +53,7 @@ class Voc(Source):
 
     def _load(self, name: str) -> Row:
         image = read_photo(self.folder / "JPEGImages" / f"{name}.jpg")
-        labels = self._labels(name, image.shape[:2])
-        mask_size = self.protocol.mask_size or self.size
-        return {
-            "images": fit_image(image, self.protocol, self.size)[None],
-            "masks": fit_mask(labels[0], self.protocol, mask_size)[None],
-            "classes": fit_mask(labels[1], self.protocol, mask_size)[None],
-            "objects": count_objects(labels[0], IGNORE_LABEL),
-        }
+        return photo_row(image, self._labels(name, image.shape[:2]), self.protocol, self.size)
 
     def _labels(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """Return the objects and the classes of all pixels, (2, H, W)."""

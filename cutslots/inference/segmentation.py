@@ -37,7 +37,7 @@ from cutslots.files import Notice, write_atomically, write_json
 from cutslots.inference.prediction import strips
 from cutslots.inference.prepare import ImageLike, open_image
 from cutslots.models.refinement import edge_capacities
-from cutslots.programs.min_cut_pyramid import solve_pyramid
+from cutslots.programs.min_cut_grids import solve_pyramid
 from cutslots.viz.images import blend_colors, encode_png
 from cutslots.viz.palette import PALETTE
 

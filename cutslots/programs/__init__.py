@@ -17,7 +17,7 @@ also need cholespy. Read the modules in this order:
     native           C code for the CPU, compiled on first use
     min_cut_solver   the minimum cut with its inequalities: projected gradients, the duality gap, regions
     min_cut_triton   CUDA kernels for min_cut_solver
-    min_cut_pyramid  minimum cuts of grids by the fastest of these, and of large images coarse to fine
+    min_cut_grids    minimum cuts of grids: selects the backend; large images coarse to fine
     min_cut          the minimum cut of images, clips and graphs as a layer with gradients for every capacity
     matching         the bipartite matching QP in closed form, and the matching of slots
     exact            the unrelaxed problems: minimum cut by maximum flow, minimum-cost matching by linear assignment

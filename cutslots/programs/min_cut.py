@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from cutslots.programs.graph import Graph, check_shape, grid_axes
-from cutslots.programs.min_cut_pyramid import solve_grids
+from cutslots.programs.min_cut_grids import solve_grids
 from cutslots.programs.min_cut_solver import (
     Dual,
     Edges,

@@ -2,7 +2,7 @@
 
 The problem is min_q 1/2 |q - c|^2 + sum over edges u -> v of a_uv max(0, q_u - q_v). Every pair of neighbours u, v has
 one dual variable y between lo = -a_vu and hi = a_uv, and q = c - B'y. A step is y = clip(z + step (q_u - q_v)), with
-Nesterov's momentum in z, restarted when a step points back.
+Nesterov's momentum in z and adaptive restart (O'Donoghue and Candes 2015): none where it opposes the gradient step.
 
 The duality gap is a sum over edges, cost - y (q_u - q_v), each of which is at least zero. Edges with lo < y < hi
 connect vertices to regions, on which the solution is constant. The means of q over regions are exact as soon as the

@@ -8,6 +8,7 @@ on a GPU in a stream of its own.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -49,6 +50,12 @@ class EndlessLoader(TrainLoader):
         self.num_steps = max(1, IMAGES_PER_BLOCK.get(fabric.device.type, 64) // size)  # of a block
         self.stream = torch.cuda.Stream(fabric.device) if fabric.device.type == "cuda" else None
         self.blocks: dict[int, Future[Block]] = {}
+        self.rendering = threading.Lock()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        with self.rendering, super().paused():
+            yield
 
     def __enter__(self) -> None:
         self.renderer = ThreadPoolExecutor(1)
@@ -77,7 +84,7 @@ class EndlessLoader(TrainLoader):
 
     def _render(self, number: int) -> Block:
         steps = range(number * self.num_steps, (number + 1) * self.num_steps)
-        with self.still, torch.no_grad(), self._own_stream():
+        with self.rendering, torch.no_grad(), self._own_stream():
             images = render(self._contents(steps), self.scenes.image_size, self.fabric.device).image[:, 0]
             rendered = None if self.stream is None else self.stream.record_event()
         return Block(images.unflatten(0, (self.num_steps, -1)), rendered)

@@ -6,7 +6,9 @@ processes. A thread prepares the next step while the device works.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -35,7 +37,13 @@ class TrainLoader:
         self.data, self.config, self.fabric, self.step = data, config, fabric, step
         self.curriculum = curriculum
         self.epoch, self.order = -1, np.empty(0, dtype=np.int64)
-        self.still = threading.Lock()  # held while images are prepared: whoever holds it has the device to itself
+        self.preparing = threading.Lock()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep the loader's threads off the device in a block."""
+        with self.preparing:
+            yield
 
     def __enter__(self) -> None:
         self.pool = ThreadPoolExecutor(1)
@@ -52,7 +60,7 @@ class TrainLoader:
 
     def _prepare(self, step: int) -> Tensor:
         image = self._images(step)
-        with self.still:
+        with self.preparing:
             return self._flipped(step, image)
 
     def _flipped(self, step: int, image: Tensor) -> Tensor:
@@ -62,7 +70,7 @@ class TrainLoader:
         return select_images(flipped, image.flip(-1), image)
 
     def _images(self, step: int) -> Tensor:
-        with self.still:
+        with self.preparing:
             image = self._from_curriculum(step)
             return self._with_low_contrast(step, self._from_data(step)) if image is None else image
 

@@ -113,7 +113,7 @@ def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
     loader = open_loader(config, fabric, state["step"])
     compiled = cast(torch.nn.Module, torch.compile(raw)) if config.compile == "on" else raw
     model, optimizer = fabric.setup(compiled, optimizer)
-    train_step = make_step(config, fabric, model, optimizer, LOSSES.build(config.loss), loader.still)
+    train_step = make_step(config, fabric, model, optimizer, LOSSES.build(config.loss), loader.paused)
 
     stop = Stop(config, fabric)
     started = time.monotonic() - state["seconds"]

@@ -1,4 +1,4 @@
-"""A training step: forward pass, loss, backward pass, clipping, Adam. On one GPU it is replayed as a CUDA graph.
+"""A training step: forward and backward pass, clipping, Adam. With --cuda-graphs it is replayed as a CUDA graph.
 
 Small networks make a GPU wait for Python, which launches a thousand kernels a step. A CUDA graph launches them at once.
 What changes from step to step is in tensors: the images, the step and the learning rates. Random numbers follow from
@@ -10,7 +10,7 @@ A graph holds one computation. The loss says when its own changes (`Loss.phase`)
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,6 +22,7 @@ from cutslots.training.config import TrainConfig
 from cutslots.training.losses import Loss
 from cutslots.training.schedules import learning_rate
 
+Paused = Callable[[], AbstractContextManager[None]]
 NUM_WARMUP_STEPS = 3  # before a capture: compilation, cuDNN's benchmarks and Adam's moments allocate memory
 
 
@@ -62,13 +63,13 @@ class TrainStep:
 
 
 class GraphStep(TrainStep):
-    """The same, replayed as a CUDA graph after a few steps. `still` keeps other threads off the device in a block."""
+    """The same, replayed as a CUDA graph after a few steps. `paused` keeps other threads off the device in a block."""
 
     captures = True
 
-    def __init__(self, *args: Any, still: AbstractContextManager[Any]) -> None:
+    def __init__(self, *args: Any, paused: Paused) -> None:
         super().__init__(*args)
-        self.still = still
+        self.paused = paused
         self.stream = torch.cuda.Stream(self.fabric.device)
         self.step = torch.zeros((), dtype=torch.int64, device=self.fabric.device)
         self.image: Tensor | None = None
@@ -123,27 +124,25 @@ class GraphStep(TrainStep):
     def _capture(self) -> None:
         self.optimizer.zero_grad()  # so that the graph writes gradients instead of adding to them
         graph = torch.cuda.CUDAGraph()
-        with self.still, torch.cuda.graph(graph, stream=self.stream):
+        with self.paused(), torch.cuda.graph(graph, stream=self.stream):
             self.outputs = self._run()
         self.graph = graph
 
 
-def make_step(
-    config: TrainConfig, fabric: Fabric, model: Any, optimizer: Any, loss: Loss, still: AbstractContextManager[Any]
-) -> TrainStep:
+def make_step(config: TrainConfig, fabric: Fabric, model: Any, optimizer: Any, loss: Loss, paused: Paused) -> TrainStep:
     """Return the step for this device. Says why if CUDA graphs are asked for and not possible."""
     parts = (config, fabric, model, optimizer, loss)
     if not config.cuda_graphs:
         return TrainStep(*parts)
-    reason = no_graph_reason(config, fabric, loss)
+    reason = no_graph_reason(fabric, loss)
     if reason is None:
-        return GraphStep(*parts, still=still)
+        return GraphStep(*parts, paused=paused)
     if fabric.global_rank == 0:
         print(f"training without CUDA graphs: {reason}")
     return TrainStep(*parts)
 
 
-def no_graph_reason(config: TrainConfig, fabric: Fabric, loss: Loss) -> str | None:
+def no_graph_reason(fabric: Fabric, loss: Loss) -> str | None:
     """Return why a step cannot be captured, or None."""
     if fabric.device.type != "cuda":
         return f"the device is {fabric.device.type}"

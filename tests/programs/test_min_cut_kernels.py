@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from cutslots import MinCut
-from cutslots.programs import min_cut_pyramid
-from cutslots.programs.min_cut_pyramid import solve_grids, solve_pyramid
+from cutslots.programs import min_cut_grids
+from cutslots.programs.min_cut_grids import solve_grids, solve_pyramid
 from cutslots.programs.min_cut_solver import grid_problem, solve
 from tests.conftest import needs_cuda
 
@@ -93,4 +93,4 @@ def test_a_pyramid_solves_the_same():
 
 
 def test_kernels_are_in_use():
-    assert min_cut_pyramid.kernels is not None and min_cut_pyramid.kernels.solves(problem(1, 4, 4).cuda())
+    assert min_cut_grids.kernels is not None and min_cut_grids.kernels.solves(problem(1, 4, 4).cuda())

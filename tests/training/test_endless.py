@@ -1,5 +1,6 @@
 """Scenes that never repeat: each step has those of its own indices, whatever the blocks in which they are rendered."""
 
+import threading
 import types
 
 import numpy as np
@@ -99,3 +100,27 @@ def test_other_data_end(tmp_path, data):
     with pytest.raises(ValueError, match=r"num_images is endless, but data is 'moving'; expected|images"):
         train(small(tmp_path / "run", num_images="endless", **options))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_paused_loader_renders_nothing_and_a_block_does_not_hold_up_the_steps_before_it(monkeypatch):
+    """While the block after next is rendered, the images of this block are still prepared."""
+    monkeypatch.setattr(endless, "IMAGES_PER_BLOCK", {"cpu": 8})
+    loader, begun, go_on = EndlessLoader(config(), fabric(), 0), threading.Event(), threading.Event()
+    contents = EndlessLoader._contents
+
+    def slow(self, steps):
+        if steps.start == 2:
+            begun.set()
+            assert go_on.wait(30)
+        return contents(self, steps)
+
+    monkeypatch.setattr(EndlessLoader, "_contents", slow)
+    with loader:
+        next(loader)
+        assert begun.wait(30)
+        next(loader)
+        assert not loader.rendering.acquire(blocking=False), "the second block is still being rendered"
+        go_on.set()
+        with loader.paused():
+            assert loader.rendering.locked() and loader.preparing.locked()
+        next(loader)

@@ -42,13 +42,13 @@ def fabric(device="cuda", world_size=1):
 
 
 def test_reasons():
-    assert no_graph_reason(None, fabric(), MSELoss()) is None
-    assert no_graph_reason(None, fabric("cpu"), MSELoss()) == "the device is cpu"
-    assert no_graph_reason(None, fabric(world_size=2), MSELoss()) == "2 processes share the gradients"
-    assert no_graph_reason(None, fabric(), Loss()) == "Loss does not implement Loss.phase"
+    assert no_graph_reason(fabric(), MSELoss()) is None
+    assert no_graph_reason(fabric("cpu"), MSELoss()) == "the device is cpu"
+    assert no_graph_reason(fabric(world_size=2), MSELoss()) == "2 processes share the gradients"
+    assert no_graph_reason(fabric(), Loss()) == "Loss does not implement Loss.phase"
     for name, reason in (("__call__", "Mine does not implement Loss.phase"), ("in_phase", None)):
         mine = type("Mine", (MSELoss,), {name: lambda *_: None})
-        assert no_graph_reason(None, fabric(), mine()) == reason
+        assert no_graph_reason(fabric(), mine()) == reason
 
 
 def test_phases_of_the_blur_are_its_radii():

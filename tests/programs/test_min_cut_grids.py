@@ -6,9 +6,9 @@ import torch
 from skimage import data
 
 from cutslots.models.refinement import edge_capacities
-from cutslots.programs import min_cut_pyramid
+from cutslots.programs import min_cut_grids
 from cutslots.programs.min_cut import MinCut
-from cutslots.programs.min_cut_pyramid import coarsen, refine_flow, solve_pyramid
+from cutslots.programs.min_cut_grids import coarsen, refine_flow, solve_pyramid
 from cutslots.programs.min_cut_solver import FIRST_CHECK, GridEdges, solve, solve_grids_compiled
 
 
@@ -61,7 +61,7 @@ def test_the_flow_has_the_divergence_of_the_block_in_every_pixel():
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_solution_is_that_of_the_layer(shape, compiled, monkeypatch):
     if not compiled:
-        monkeypatch.setattr(min_cut_pyramid, "solve_grids_compiled", lambda *_: None)
+        monkeypatch.setattr(min_cut_grids, "solve_grids_compiled", lambda *_: None)
     w = smooth_problem(*shape, batch=2)
     found = solve_pyramid(w, 1e-9, 20_000)
     expected = MinCut(shape, tolerance=1e-9, max_iterations=20_000).double()(w)

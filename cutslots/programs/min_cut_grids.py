@@ -1,4 +1,4 @@
-"""Minimum cuts of grids by the fastest code there is, and of large images coarse to fine.
+"""Minimum cuts of grids: `solve_grids` selects the backend, `solve_pyramid` solves large images coarse to fine.
 
 A step of the solver moves flow by one pixel, so a large image takes many. Here the image at half the size is solved
 first, and its flow is where the iterations start. That changes how many they are, not the solution.
