@@ -80,6 +80,8 @@ def seconds(run: Callable[[], Any], repetitions: int, device: str = "cpu") -> fl
 
 def min_cut(tolerance: float, compiled: bool = True) -> Method:
     def measure(w: torch.Tensor, repetitions: int) -> Measured:
+        if not compiled:
+            on_cpu(w)
         layer, device = MinCut(w.shape[2:], tolerance=tolerance, max_iterations=10_000).to(w.device), w.device.type
         leaf = w.clone().requires_grad_()
 
