@@ -16,6 +16,7 @@ the state dict like any other part.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import math
@@ -117,6 +118,12 @@ class ViTEncoder(Encoder, ConstantLayer):
         if kind == "vit_mae":  # it sorts patches by this, and keeps all of them: load_backbone sets the mask ratio
             options["noise"] = torch.arange(size[0] * size[1], device=x.device).expand(x.shape[0], -1)
         return options
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        if not self.frozen:
+            return None
+        digest = hashlib.sha256((find_folder(self.checkpoint) / "config.json").read_bytes()).hexdigest()
+        return {"weight_norm": int(self.weight_norm), "config": digest, "normalization": self.normalization}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return [{"params": [p for p in self.parameters() if p.requires_grad], "lr_scale": self.lr_scale}]

@@ -24,6 +24,7 @@ from lightning_fabric.utilities.rank_zero import rank_zero_only
 import cutslots
 from cutslots.data.text import data_text
 from cutslots.data.video import Clips
+from cutslots.dataset import Dataset
 from cutslots.devices import make_fabric, resolve_accelerator
 from cutslots.files import differences
 from cutslots.models.checkpoints import checkpoint_file, load
@@ -33,6 +34,7 @@ from cutslots.registry import load_plugins
 from cutslots.training.config import TrainConfig
 from cutslots.training.data import curriculum, open_split, training_data, validation_data
 from cutslots.training.endless import EndlessLoader, endless_scenes
+from cutslots.training.feature_cache import FromFeatures, cached_features
 from cutslots.training.loader import TrainLoader
 from cutslots.training.logger import LOG_EVERY, RunLogger
 from cutslots.training.losses import LOSSES
@@ -110,8 +112,10 @@ def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
     validation, log = validation_data(config, fabric), RunLogger(folder, config, fabric, state)
     if _is_finished(config, **state):  # but was killed before it wrote its report
         return log.finish(raw, validation)
-    loader = open_loader(config, fabric, state["step"])
-    compiled = cast(torch.nn.Module, torch.compile(raw)) if config.compile == "on" else raw
+    features = cached_features(config, fabric, raw)
+    loader = open_loader(config, fabric, state["step"], features)
+    trained = raw if features is None else FromFeatures(raw)
+    compiled = cast(torch.nn.Module, torch.compile(trained)) if config.compile == "on" else trained
     model, optimizer = fabric.setup(compiled, optimizer)
     train_step = make_step(config, fabric, model, optimizer, LOSSES.build(config.loss), loader.paused)
 
@@ -139,8 +143,10 @@ def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
     return log.finish(raw, validation)
 
 
-def open_loader(config: TrainConfig, fabric: Fabric, step: int) -> TrainLoader:
-    """Return the loader of the images of steps, from `step` on."""
+def open_loader(config: TrainConfig, fabric: Fabric, step: int, features: Dataset | None = None) -> TrainLoader:
+    """Return the loader of the images of steps, or of their cached features, from `step` on."""
+    if features is not None:
+        return TrainLoader(features, config, fabric, step)
     if config.num_images == "endless":
         return EndlessLoader(config, fabric, step)
     data = training_data(config, fabric)

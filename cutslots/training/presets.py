@@ -269,18 +269,19 @@ add_preset(
 
 # [V] coco_base14_dinov2.yml: ViT-B/14 of DINOv2 at 224x224, 7 slots of 256, three hidden layers of 2048. The pixel MLP
 # is as wide as the features and the slot MLP four times as wide as a slot, as in [D].
+COCO_SLOTS = CutSlotsConfig(
+    num_slots=7,
+    slot_dim=256,
+    relative_positions=False,
+    feature_dim=768,
+    mlp_dim=1024,
+    pool="image_mean",
+    partition=CUT,
+)
 COCO = DiscoveryConfig(
     image_size=(224, 224),
     encoder=ViTConfig(checkpoint="facebook/dinov2-base", frozen=True, lr_scale=0.1),
-    slots=CutSlotsConfig(
-        num_slots=7,
-        slot_dim=256,
-        relative_positions=False,
-        feature_dim=768,
-        mlp_dim=1024,
-        pool="image_mean",
-        partition=CUT,
-    ),
+    slots=COCO_SLOTS,
     decoder=MLPDecoderConfig(hidden_dims=(2048, 2048, 2048)),
 )
 # [V] coco_base14_dinov2.yml and [D] agree: batches of 64, Adam at 4e-4, 10,000 steps of warm-up, half the rate every
@@ -311,7 +312,7 @@ add_preset(
 VOC = replace(
     COCO,
     encoder=ViTConfig(checkpoint="facebook/dino-vitb16", frozen=True, lr_scale=0.1),
-    slots=replace(COCO.slots, num_slots=6),
+    slots=replace(COCO_SLOTS, num_slots=6),
     decoder=TransformerDecoderConfig(num_layers=4, num_heads=4),
 )
 add_preset(
@@ -325,7 +326,7 @@ add_preset(
 MOVI_C = replace(
     COCO,
     encoder=ViTConfig(checkpoint="facebook/dino-vits8", frozen=True, lr_scale=0.1),
-    slots=replace(COCO.slots, num_slots=11, slot_dim=128, feature_dim=384, mlp_dim=512),
+    slots=replace(COCO_SLOTS, num_slots=11, slot_dim=128, feature_dim=384, mlp_dim=512),
     decoder=MLPDecoderConfig(hidden_dims=(1024, 1024, 1024)),
 )
 add_preset(
@@ -353,7 +354,7 @@ add_preset(
 YTVIS = PairDiscoveryConfig(
     image_size=(224, 224),
     encoder=ViTConfig(checkpoint="facebook/dino-vitb16", frozen=True, lr_scale=0.1),
-    slots=replace(COCO.slots, slot_dim=64, feature_dim=1536, mlp_dim=256),
+    slots=replace(COCO_SLOTS, slot_dim=64, feature_dim=1536, mlp_dim=256),
     decoder=MLPDecoderConfig(hidden_dims=(1024, 1024, 1024)),
     match_gamma=0.1,
     match_temperature=0.5,
