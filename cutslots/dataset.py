@@ -35,6 +35,19 @@ class Sample(NamedTuple):
     mask: Tensor  # ([B,] [T,] H', W') uint8: 0 is the background, other values are objects; usually of the image's size
 
 
+class AnnotatedSample(NamedTuple):
+    """A batch of images or videos, and all that is known of their objects."""
+
+    image: Tensor  # (B, [T,] 3, H, W) uint8
+    mask: Tensor  # (B, [T,] H', W') uint8
+    classes: Tensor | None = None  # like masks: the class of every pixel
+    visibility: Tensor | None = None  # (B, L) float64, on the CPU: see `Dataset.get_annotated`
+
+    def select(self, rows: slice) -> AnnotatedSample:
+        """Return some rows of the batch."""
+        return AnnotatedSample(*(None if x is None else x[rows] for x in self))  # type: ignore[arg-type]
+
+
 class EmptySplit(ValueError):
     """The dataset has no images for the split."""
 
@@ -60,6 +73,15 @@ class Dataset(torch.utils.data.Dataset[Sample], abc.ABC):
         """Return the class of every pixel, of the masks' shape, uint8: 0 is the background; the ignore label is that of
         masks."""
         raise ValueError(f"{type(self).__name__} has no classes; expected a dataset with has_classes")
+
+    def get_annotated(self, indices: Indices, device: torch.device | str = "cpu") -> AnnotatedSample:
+        """Return a batch with its classes and with the visibility of its objects, each None if it is not known.
+
+        `visibility` is the fraction of the pixels of object l + 1 that other objects do not hide, over all frames of a
+        video: (B, L), from 0 to 1, NaN without such an object. What lies outside the image does not count as hidden.
+        """
+        sample = self.get_batch(indices, device)
+        return AnnotatedSample(*sample, self.get_classes(indices, device) if self.has_classes else None)
 
     def __getitem__(self, index: int) -> Sample:
         sample = self.get_batch([operator.index(index)])

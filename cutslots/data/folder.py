@@ -2,15 +2,18 @@
 
 Images may be of any type in `EXTENSIONS` and in subfolders; the mask of images/a/b.jpg is masks/a/b.png. A mask is a
 palette or grayscale PNG of the same size as its image. The value of a pixel is its object, 0 the background. Images are
-resized bilinearly, masks to the nearest pixel.
+resized bilinearly, masks to the nearest pixel. In a folder that `cutslots generate` wrote, scenes.jsonl says how much
+of each object is visible.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +23,17 @@ from PIL import Image
 
 from cutslots.data.images import EXTENSIONS, is_image, list_images, read_image, read_mask, shared_stems
 from cutslots.data.registry import DATASETS, DatasetConfig, check_split
-from cutslots.dataset import Dataset, EmptySplit, ImageSize, Indices, Sample, check_image_size, check_indices
+from cutslots.dataset import (
+    AnnotatedSample,
+    Dataset,
+    EmptySplit,
+    ImageSize,
+    Indices,
+    Sample,
+    check_image_size,
+    check_indices,
+)
+from cutslots.files import read_lines
 from cutslots.scenes.sample import SPLITS
 
 VAL_EVERY = 10  # every tenth image is for validation where a folder has no splits of its own
@@ -103,6 +116,24 @@ class Folder(Dataset):
             pairs = list(pool.map(self._read, files))
         image, mask = (torch.from_numpy(np.stack(each)) for each in zip(*pairs, strict=True))
         return Sample(image.permute(0, 3, 1, 2).to(device), mask.to(device))
+
+    def get_annotated(self, indices: Indices, device: torch.device | str = "cpu") -> AnnotatedSample:
+        known = [self._visibility.get(self.name(i), np.empty(0)) for i in check_indices(indices, len(self))]
+        visibility = torch.full((len(known), max(map(len, known), default=0)), torch.nan, dtype=torch.float64)
+        for row, values in zip(visibility, known, strict=True):
+            row[: len(values)] = torch.from_numpy(values)
+        sample = super().get_annotated(indices, device)
+        return sample._replace(visibility=visibility) if self._visibility else sample
+
+    @cached_property
+    def _visibility(self) -> dict[str, np.ndarray]:
+        """The visibility of the objects of scenes that `cutslots generate` wrote, by name. A crop would change it."""
+        found = {}
+        for scene in read_lines(self.path / "scenes.jsonl") if self.resize == "stretch" else ():
+            with contextlib.suppress(KeyError, TypeError, ValueError):  # the file is from something else
+                values = [float(each["visible"]) for each in scene["objects"]]
+                found[f"{scene['index']:06d}"] = np.array(values, dtype=np.float64)
+        return found
 
     def _read(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
         """Return the image (H, W, 3) and the mask (H, W) of a file."""

@@ -7,7 +7,9 @@ results do not depend on the number of processes.
 
     results.json     the checkpoint, the model's configuration, refinement settings, mean metrics of every dataset
     per_image.csv    metrics of every image or video
-    report.html      tables, visualizations, and the training curves if the checkpoint is in a run folder
+    report.html      tables, the worst images, and the training curves if the checkpoint is in a run folder
+
+The device does not wait for metrics: a thread computes them, and keeps images to show, while the next batch runs.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,22 +29,24 @@ import torch
 from torch import Tensor
 
 from cutslots.data.open import open_dataset
-from cutslots.dataset import Dataset, Sample
+from cutslots.dataset import AnnotatedSample, Dataset, Sample, masks_to_show
 from cutslots.evaluation import metrics
-from cutslots.evaluation.labels import EVALUATED_MASKS, hard_labels, video_hard_labels
-from cutslots.evaluation.report import write_evaluation_report
-from cutslots.evaluation.tables import table_text
+from cutslots.evaluation.batches import Counts, batch_metrics, count_batch, read_batches, reconstruction_errors
+from cutslots.evaluation.gallery import Examples, Gallery
+from cutslots.evaluation.labels import hard_labels, video_hard_labels
+from cutslots.evaluation.report import example_sections, training_sections, write_evaluation_report
+from cutslots.evaluation.tables import found_text, table_text
 from cutslots.evaluation.visualize import (
     NUM_SHOWN_IMAGES,
-    VideoVisualization,
-    Visualization,
-    visualize_images,
-    visualize_videos,
+    NUM_SHOWN_VIDEOS,
+    visualize_image_rows,
+    visualize_pair,
+    visualize_video_rows,
 )
 from cutslots.files import progress, write_atomically
 from cutslots.models import refinement
 from cutslots.models.checkpoints import checkpoint_file, load
-from cutslots.models.discovery import Discovery, FeatureOutput, ModelOutput, check_finite, to_float
+from cutslots.models.discovery import Discovery, ModelOutput, are_finite, raise_unless_finite
 from cutslots.models.tracker import track_clip
 
 if TYPE_CHECKING:
@@ -47,6 +54,7 @@ if TYPE_CHECKING:
 
 IMAGE_BATCH_SIZE = 32
 VIDEO_BATCH_SIZE = 16
+MAX_PENDING = 2  # batches whose metrics are not finished when the next one starts; their outputs stay in memory
 
 
 @torch.no_grad()
@@ -57,31 +65,36 @@ def evaluate_model(
     num_images: int | None = None,
     title: str = "",
     association: str | None = None,
+    by_group: bool = False,
+    gallery: Gallery | None = None,
 ) -> metrics.MetricRows:
     """Return the metrics of the first `num_images` images or videos, gathered from all processes.
 
     Names of metrics begin with the prefix of their kind of masks (see `EVALUATED_MASKS`). A dataset without masks has
     the reconstruction error only, "mse" or "feature_mse". A `title` shows a progress bar. Slots of videos are
-    associated over time by `association`, by default the first of `model.associations`.
+    associated over time by `association`, by default the first of `model.associations`. `by_group` adds the objects
+    found, by size and by occlusion; a `gallery` needs them, and keeps images or videos to show.
     """
     indices = np.arange(len(data) if num_images is None else min(num_images, len(data)))
     size = _batch_size(model, data)
     batches = [indices[i : i + size] for i in range(0, len(indices), size)]
+    numbers = range(fabric.global_rank, len(batches), fabric.world_size)
     rows, was_training = metrics.MetricRows(), model.training
+    finish = partial(_finish, model, data, by_group, gallery)
     model.eval()
-    with progress(not title or fabric.global_rank > 0) as bar:
-        for b in bar.track(range(fabric.global_rank, len(batches), fabric.world_size), description=title):
-            sample = data.get_batch(batches[b], fabric.device)
-            truth = Truth.of(data, batches[b], sample)
+    with progress(not title or fabric.global_rank > 0) as bar, ThreadPoolExecutor(1) as thread:
+        pending: deque[Future[tuple[np.ndarray, dict[str, Tensor]]]] = deque()
+        reader = read_batches(data, batches, numbers, fabric.device)
+        for b, sample in bar.track(reader, total=len(numbers), description=title):
             torch.manual_seed(b)  # Slot Attention samples its initial slots
             with fabric.autocast():
-                if data.frames > 1:
-                    columns = _video_columns(sample, track_clip(model, sample.image, association), truth)
-                else:
-                    output = model(sample.image)
-                    check_finite(model, masks=output.masks, reconstruction=output.reconstruction)
-                    columns = _image_columns(sample, output, truth if data.has_masks else None)
-            rows.add(batches[b], columns)
+                evaluated = _evaluate_batch(model, data, sample, association)
+            pending.append(thread.submit(finish, batches[b], sample, evaluated))
+            del evaluated  # the outputs of a batch are large
+            while len(pending) > (MAX_PENDING if data.frames == 1 else 0):
+                rows.add(*pending.popleft().result())
+        for each in pending:
+            rows.add(*each.result())
     model.train(was_training)
     rows.gather()
     return rows
@@ -93,63 +106,55 @@ def _batch_size(model: Discovery, data: Dataset) -> int:
     return 1 if model.spacetime else VIDEO_BATCH_SIZE  # a spacetime model decodes all frames of a video at once
 
 
-class Truth(NamedTuple):
-    """True labels ([B,] [T,] H, W) of a batch, its true classes if there are any, and the label of ignored pixels."""
+class EvaluatedBatch(NamedTuple):
+    """What a model returns for a batch, its labels, and the counts that metrics are computed from."""
 
-    mask: Tensor
-    classes: Tensor | None
-    ignore_label: int | None
-
-    @staticmethod
-    def of(data: Dataset, indices: np.ndarray, sample: Sample) -> Truth:
-        classes = data.get_classes(indices, sample.mask.device) if data.has_classes else None
-        return Truth(sample.mask, classes, data.ignore_label)
-
-    def num_objects(self) -> Tensor:
-        background = (0,) if self.ignore_label is None else (0, self.ignore_label)
-        return torch.tensor([sum(label not in background for label in mask.unique().tolist()) for mask in self.mask])
+    outputs: ModelOutput | list[ModelOutput]  # a list of frames for videos
+    labels: dict[str, Tensor]
+    counts: Counts
 
 
-def _image_columns(sample: Sample, output: ModelOutput, truth: Truth | None) -> dict[str, Tensor]:
-    columns = _error_columns(sample.image, output)
-    if truth is None:
-        return columns
-    labels = hard_labels(output, sample.image, truth.mask.shape[-2:])
-    return _mask_columns(truth, labels, output.masks.shape[1], metrics.image_metrics) | columns
+def _evaluate_batch(
+    model: Discovery, data: Dataset, sample: AnnotatedSample, association: str | None
+) -> EvaluatedBatch:
+    """Run the model and count. Nothing here waits for a GPU, if the data are images."""
+    size, labels = sample.mask.shape[-2:], {}
+    if data.frames > 1:
+        outputs = track_clip(model, sample.image, association)
+        frames = [reconstruction_errors(sample.image[:, t], output) for t, output in enumerate(outputs)]
+        errors = {name: torch.stack([frame[name] for frame in frames]).mean(0) for name in frames[0]}
+        labels = video_hard_labels(outputs, sample.image, size)
+        counts = count_batch(sample, labels, outputs[0].masks.shape[1], data.ignore_label, errors, {}, per_frame=True)
+        return EvaluatedBatch(outputs, labels, counts)
+    output = model(sample.image)
+    finite = are_finite(masks=output.masks, reconstruction=output.reconstruction)
+    if data.has_masks:
+        labels = hard_labels(output, sample.image, size)
+    errors = reconstruction_errors(sample.image, output)
+    counts = count_batch(sample, labels, output.masks.shape[1], data.ignore_label, errors, finite, per_frame=False)
+    return EvaluatedBatch(output, labels, counts)
 
 
-def _error_columns(image: Tensor, output: ModelOutput) -> dict[str, Tensor]:
-    """Return the reconstruction error of images: "mse", or "feature_mse" of a model that reconstructs features."""
-    if isinstance(output, FeatureOutput):
-        return {"feature_mse": (output.reconstruction - output.target).cpu().double().square().mean((1, 2, 3))}
-    return {"mse": metrics.squared_error(to_float(image), output.reconstruction)}
-
-
-def _video_columns(sample: Sample, outputs: list[ModelOutput], truth: Truth) -> dict[str, Tensor]:
-    frames = [_error_columns(sample.image[:, t], output) for t, output in enumerate(outputs)]
-    errors = {name: torch.stack([frame[name] for frame in frames]).mean(0) for name in frames[0]}
-    labels = video_hard_labels(outputs, sample.image, truth.mask.shape[-2:])
-    columns = _mask_columns(truth, labels, outputs[0].masks.shape[1], metrics.video_metrics)
-    return columns | errors
-
-
-def _mask_columns(
-    truth: Truth,
-    labels: dict[str, Tensor],
-    num_slots: int,
-    metric: Callable[[Tensor, Tensor, int, int | None], dict[str, Tensor]],
-) -> dict[str, Tensor]:
-    """Return the number of true objects, and the metrics of every kind of masks under their prefixed names.
-
-    Labels of every kind are indices of slots: a slot that was merged into another one is empty and keeps its index.
-    """
-    columns = {"num_objects": truth.num_objects()}
-    for kind, predicted in labels.items():
-        values = metric(truth.mask, predicted, num_slots, truth.ignore_label)
-        if truth.classes is not None:
-            values |= metrics.class_metrics(truth.classes, predicted, truth.ignore_label)
-        columns |= {EVALUATED_MASKS[kind].prefix + name: value for name, value in values.items()}
-    return columns
+@torch.no_grad()
+def _finish(
+    model: Discovery,
+    data: Dataset,
+    by_group: bool,
+    gallery: Gallery | None,
+    indices: np.ndarray,
+    sample: AnnotatedSample,
+    evaluated: EvaluatedBatch,
+) -> tuple[np.ndarray, dict[str, Tensor]]:
+    """Wait for the counts of a batch; return its indices and its metrics (B,) by name."""
+    outputs, labels, counts = evaluated
+    arrived = counts.wait()
+    raise_unless_finite(model, arrived.finite)
+    columns = batch_metrics(counts, arrived, sample.visibility, by_group)
+    if gallery is not None:
+        shown = masks_to_show(Sample(sample.image, sample.mask), data.ignore_label)
+        visualize = visualize_video_rows if isinstance(outputs, list) else visualize_image_rows
+        gallery.add(indices, metrics.to_rows(columns), partial(visualize, shown, outputs, labels))  # type: ignore[arg-type]
+    return indices, columns
 
 
 def evaluate(
@@ -182,25 +187,42 @@ def evaluate(
     opened = _open_all(checkpoint, model, data, split, num_images)
     if fabric.global_rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
+    run = _run_folder(checkpoint)
     results: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
-    shown: dict[str, Visualization | VideoVisualization] = {}
-    for name, dataset in opened.items():
-        found = evaluate_model(model, dataset, fabric, title=f"{name}, {split}", association=association)
-        results[name] = {"split": split, "num_images": len(found.rows), **found.means()}
-        rows += [{"dataset": name, "image": dataset.name(i), **row} for i, row in found.table()]
-        if dataset.frames > 1:
-            shown[name] = visualize_videos(model, dataset, fabric, association=association)
-        else:
-            shown[name] = visualize_images(model, dataset, NUM_SHOWN_IMAGES, fabric)
-    if fabric.global_rank == 0:
-        record = _record(checkpoint, results, association or model.associations[0])
-        write_atomically(folder / "results.json", json.dumps(record, indent=1).encode())
-        write_atomically(folder / "per_image.csv", _csv_bytes(rows))
-        write_evaluation_report(folder / "report.html", record, shown, _run_folder(checkpoint))
-        print(table_text(results))
-        print(f"wrote {folder / 'results.json'}, per_image.csv and {folder / 'report.html'}")
+    with ThreadPoolExecutor(1) as thread:  # writes the page while the device works
+        sections: list[Future[list[str]]] = []
+        training = thread.submit(training_sections, run) if run else None
+        for name, dataset in opened.items():
+            found, examples = _evaluate_dataset(model, name, dataset, split, fabric, association)
+            results[name] = {"split": split, "num_images": len(found.rows), **found.means()}
+            rows += [{"dataset": name, "image": dataset.name(i), **row} for i, row in found.table()]
+            if fabric.global_rank == 0:
+                sections.append(thread.submit(example_sections, examples, name))
+        if fabric.global_rank == 0:
+            record = _record(checkpoint, results, association or model.associations[0])
+            write_atomically(folder / "results.json", json.dumps(record, indent=1).encode())
+            write_atomically(folder / "per_image.csv", _csv_bytes(rows))
+            shown = [section for each in sections for section in each.result()]
+            write_evaluation_report(folder / "report.html", record, shown, training.result() if training else None)
+            print(table_text(results))
+            print(found_text(results))
+            print(f"wrote {folder / 'results.json'}, per_image.csv and {folder / 'report.html'}")
     return results
+
+
+def _evaluate_dataset(
+    model: Discovery, name: str, data: Dataset, split: str, fabric: Fabric, association: str | None
+) -> tuple[metrics.MetricRows, Examples]:
+    """Return the metrics of a dataset, and what the report shows of it."""
+    gallery = Gallery(NUM_SHOWN_IMAGES if data.frames == 1 else NUM_SHOWN_VIDEOS)
+    title = f"{name}, {split}"
+    found = evaluate_model(model, data, fabric, None, title, association, by_group=True, gallery=gallery)
+    gallery.gather()
+    examples = gallery.examples(data)
+    if data.frames > 1 and fabric.global_rank == 0 and gallery.worst():
+        examples = examples._replace(pair=visualize_pair(model, data, gallery.worst()[0], fabric))
+    return found, examples
 
 
 def _record(checkpoint: str, results: dict[str, Any], association: str) -> dict[str, Any]:

@@ -62,10 +62,11 @@ def image_metrics(
     {'ari': 0.444, 'ari_fg': 0.0, 'miou': 0.5, 'miou_fg': 0.25, 'miou_gt': 0.5, 'mbo_i': 0.5, 'corloc': 0.0}
     """
     labels = Labels.of(true, predicted, num_masks, ignore_label)
-    return _table_metrics(contingency(labels.true, labels.predicted, labels.counted), labels.num_masks)
+    return image_table_metrics(contingency(labels.true, labels.predicted, labels.counted), labels.num_masks)
 
 
-def _table_metrics(table: Tensor, num_masks: np.ndarray) -> dict[str, Tensor]:
+def image_table_metrics(table: Tensor, num_masks: np.ndarray) -> dict[str, Tensor]:
+    """Return the metrics of images (B,) from contingency tables (B, T, K) on the CPU. See `mean_iou`."""
     aris = {"ari": adjusted_rand_index(table), "ari_fg": adjusted_rand_index(table[:, 1:])}
     best = best_overlaps(table)
     return aris | mean_iou(table, num_masks) | {"mbo_i": mean_overlap(best), "corloc": correct_localization(best)}
@@ -79,7 +80,12 @@ def class_metrics(classes: Tensor, predicted: Tensor, ignore_label: int | None =
     0.6666666666666666
     """
     labels = Labels.of(classes, predicted, None, ignore_label)
-    return {"mbo_c": mean_overlap(best_overlaps(contingency(labels.true, labels.predicted, labels.counted)))}
+    return class_table_metrics(contingency(labels.true, labels.predicted, labels.counted))
+
+
+def class_table_metrics(table: Tensor) -> dict[str, Tensor]:
+    """Return `mbo_c` (B,) from contingency tables (B, T, K) of classes."""
+    return {"mbo_c": mean_overlap(best_overlaps(table))}
 
 
 def video_metrics(
@@ -104,7 +110,12 @@ def video_metrics(
     frames = contingency(labels.true.flatten(0, 1), labels.predicted.flatten(0, 1), counted).unflatten(
         0, true.shape[:2]
     )
-    whole = _table_metrics(frames.sum(1), labels.num_masks)
+    return video_table_metrics(frames, labels.num_masks)
+
+
+def video_table_metrics(frames: Tensor, num_masks: np.ndarray) -> dict[str, Tensor]:
+    """Return the metrics of videos (B,) from the contingency tables of their frames (B, T, objects, labels), CPU."""
+    whole = image_table_metrics(frames.sum(1), num_masks)
     return whole | _frame_metrics(frames) | {"id_switches": id_switches(frames)} | track_metrics(frames)
 
 
@@ -238,25 +249,27 @@ def mean_iou(table: Tensor, num_masks: np.ndarray) -> dict[str, Tensor]:
     from scipy.optimize import linear_sum_assignment  # slow to import, and `cutslots predict` does not need it
 
     sums, counts = np.zeros((2, 3, len(table)))
-    for b, side in enumerate(num_masks.tolist()):
-        n = _square_table(table[b].numpy(), side)
-        true_pixels, predicted_pixels = n.sum(1), n.sum(0)
-        union = true_pixels[:, None] + predicted_pixels - n
+    for side in np.unique(num_masks).tolist():
+        rows = np.flatnonzero(num_masks == side)
+        n = _square_tables(table.numpy()[rows], side)
+        true_pixels, predicted_pixels = n.sum(2), n.sum(1)
+        union = true_pixels[:, :, None] + predicted_pixels[:, None] - n
         iou = n.astype(np.float32) / np.maximum(union, 1).astype(np.float32)  # the evaluator's precision
-        rows, columns = linear_sum_assignment(iou, maximize=True)
-        values = iou[rows, columns].astype(np.float64)
-        pairs = ((true_pixels[rows] > 0) | (predicted_pixels[columns] > 0)).sum()
-        sums[:, b] = values.sum(), values[1:].sum(), values.sum()
-        counts[:, b] = pairs, pairs - 1, (true_pixels > 0).sum()
+        columns = np.stack([linear_sum_assignment(each, maximize=True)[1] for each in iou])  # of rows 0, 1, ...
+        values = np.take_along_axis(iou, columns[:, :, None], 2)[:, :, 0].astype(np.float64)
+        matched_pixels = np.take_along_axis(predicted_pixels, columns, 1)
+        pairs = ((true_pixels > 0) | (matched_pixels > 0)).sum(1)
+        sums[:, rows] = values.sum(1), values[:, 1:].sum(1), values.sum(1)
+        counts[:, rows] = pairs, pairs - 1, (true_pixels > 0).sum(1)
     means = np.where(counts > 0, sums / np.maximum(counts, 1), 1.0)
     return dict(zip(MIOUS, torch.from_numpy(means), strict=True))
 
 
-def _square_table(table: np.ndarray, side: int) -> np.ndarray:
-    """Return a table (T, K) padded or cut to (side, side). What is cut off is zero."""
-    n = np.zeros((side, side), dtype=np.int64)
-    T, K = (min(side, size) for size in table.shape)
-    n[:T, :K] = table[:T, :K]
+def _square_tables(tables: np.ndarray, side: int) -> np.ndarray:
+    """Return tables (B, T, K) padded or cut to (B, side, side). What is cut off is zero."""
+    n = np.zeros((len(tables), side, side), dtype=np.int64)
+    T, K = (min(side, size) for size in tables.shape[1:])
+    n[:, :T, :K] = tables[:, :T, :K]
     return n
 
 
@@ -282,8 +295,23 @@ def correct_localization(best: Tensor) -> Tensor:
 
 
 def squared_error(image: Tensor, reconstruction: Tensor) -> Tensor:
-    """Return squared errors summed over channels and pixels, (B,), of images with values in [0, 1]."""
-    return (image.cpu().double() - reconstruction.cpu().double()).square().flatten(1).sum(1)
+    """Return squared errors summed over channels and pixels, (B,) on the CPU, of images with values in [0, 1]."""
+    return summed_squares(image, reconstruction).cpu()
+
+
+def summed_squares(x: Tensor, y: Tensor) -> Tensor:
+    """Return the squared differences of x and y (B, ...), summed over all but the batch: (B,) float64, on the device.
+
+    MPS has no float64: there the result is on the CPU.
+    """
+    x, y = (a.cpu() if a.device.type == "mps" else a for a in (x, y))
+    return (x.double() - y.double()).square().flatten(1).sum(1)
+
+
+def to_rows(columns: dict[str, Tensor]) -> list[dict[str, float]]:
+    """Return the metrics of every image by name, from values (B,) by name."""
+    values = {name: column.tolist() for name, column in columns.items()}
+    return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
 
 class MetricRows:
@@ -298,9 +326,7 @@ class MetricRows:
 
     def add(self, indices: Iterable[int], columns: dict[str, Tensor]) -> None:
         """Add the metrics of some images: for every name the values (B,) of the images with these indices."""
-        values = {name: column.tolist() for name, column in columns.items()}
-        for row, index in enumerate(indices):
-            self.rows[int(index)] = {name: column[row] for name, column in values.items()}
+        self.rows |= {int(index): row for index, row in zip(indices, to_rows(columns), strict=True)}
 
     def gather(self) -> None:
         """Give every process the rows of all processes."""
@@ -314,8 +340,31 @@ class MetricRows:
         return sorted(self.rows.items())
 
     def means(self) -> dict[str, float]:
-        """Return the mean of every metric over the images that it is defined for; without any it is left out."""
+        """Return the mean of every metric over the images that it is defined for; without any it is left out.
+
+        Fractions of objects ("found", "found_small", ...) are those of the objects of all images: their weights are the
+        numbers of objects ("num_objects", "num_small", ...).
+        """
         rows = [row for _, row in self.table()]
         names: Sequence[str] = list(rows[0]) if rows else ()
-        values = {name: [row[name] for row in rows if not math.isnan(row[name])] for name in names}
-        return {name: float(np.mean(column)) for name, column in values.items() if column}
+        values = {name: [row for row in rows if not math.isnan(row[name])] for name in names}
+        return {name: _mean(name, defined) for name, defined in values.items() if defined}
+
+
+def _mean(name: str, rows: list[dict[str, float]]) -> float:
+    """Return the mean of a metric over rows in which it is defined."""
+    values, counted = np.array([row[name] for row in rows]), counted_by(name)
+    if counted is None:
+        return float(np.mean(values))
+    counts = np.array([row[counted] for row in rows])
+    return float((values * counts).round().sum() / counts.sum())  # the products are numbers of objects
+
+
+def counted_by(name: str) -> str | None:
+    """Return which metric counts the objects that a metric is a fraction of, None for other metrics.
+
+    >>> counted_by("refined_found_small"), counted_by("found"), counted_by("ari")
+    ('num_small', 'num_objects', None)
+    """
+    _, found, group = name.rpartition("found")
+    return f"num{group or '_objects'}" if found else None

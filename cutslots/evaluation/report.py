@@ -11,6 +11,7 @@ import html
 import importlib.metadata
 import json
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ import numpy as np
 from PIL import Image
 
 import cutslots
-from cutslots.evaluation.tables import metrics_section, sample_noun
-from cutslots.evaluation.visualize import DISTANT_FRAMES, VideoVisualization, Visualization
+from cutslots.evaluation.gallery import Example, Examples
+from cutslots.evaluation.tables import found_section, metrics_section, sample_noun
+from cutslots.evaluation.visualize import DISTANT_FRAMES, Visualization
 from cutslots.files import read_lines, write_atomically
 from cutslots.viz.curves import training_curves
 from cutslots.viz.html import (
@@ -37,36 +39,65 @@ from cutslots.viz.html import (
 STEP_IMAGES = "visualizations"  # the folder of a run with an image grid for every evaluation
 NUM_STEP_IMAGES = 6
 NUM_SHOWN_FRAMES = 8
+TRACK_NOTE = " A track keeps its color. It has the color of the true object that it covers."
 
 
 def write_evaluation_report(
-    path: Path,
-    record: dict[str, Any],
-    shown: dict[str, Visualization | VideoVisualization],
-    run: Path | None,
+    path: Path, record: dict[str, Any], examples: list[str], training: list[str] | None = None
 ) -> None:
     """Write the page of an evaluation.
 
-    `record` is the content of results.json, `shown` has a visualization of each dataset, and `run` is the run folder
-    that contains the checkpoint, if there is one.
+    `record` is the content of results.json, `examples` are the sections of `example_sections` for all datasets, and
+    `training` are those of `training_sections` if the checkpoint is in a run folder.
     """
     results = record["results"]
     summary = (
         f"Checkpoint {record['checkpoint']}. The model is trained without labels to reconstruct images from slots. The "
         "mask of each slot is an object it has found. Metrics compare these masks with the true masks."
     )
-    sections = [key_figures(_key_figures(results)), metrics_section(results)]
-    for name, visualization in shown.items():
-        if isinstance(visualization, VideoVisualization):
-            sections += video_sections(visualization, name)
-        else:
-            sections.append(section(f"Results on {name}", image_rows(visualization)))
-    if run:
-        sections += training_sections(run)
+    sections = [key_figures(_key_figures(results)), metrics_section(results), found_section(results), *examples]
+    if training is not None:
+        sections += training
     else:
         sections.append(section("Model configuration", preformatted(json.dumps(record["model"], indent=1))))
     sections.append(environment_section())
     write_atomically(path, page(f"Evaluation on {', '.join(results)}", summary, *sections))
+
+
+def example_sections(examples: Examples, name: str) -> list[str]:
+    """Return the sections of a dataset: the worst images or videos, then the first ones."""
+    if not examples.worst:
+        return []
+    is_video = examples.worst[0].visualization.shared_labels
+    noun, rows = ("videos", _video_players) if is_video else ("images", _captioned_rows)
+    note = "By mBO-i of the refined masks, or of the decoder masks where there are no refined ones."
+    sections = [section(f"Worst {noun} of {name}", rows(examples.worst), note=f"{note}{TRACK_NOTE * is_video}")]
+    if is_video:
+        slots = _slot_rows(examples.worst[0].visualization.subsample(NUM_SHOWN_FRAMES))
+        sections.append(section("Slots over time, the worst video", slots))
+    if examples.pair is not None:
+        heading = "Frames {} and {} as a matched pair".format(*DISTANT_FRAMES)
+        note = "The slots of the two frames are matched, without the frames between them, and decoded to both frames."
+        sections.append(section(heading, image_rows(examples.pair), note=note))
+    if examples.first:
+        note = f"The first {noun} of the dataset: they are not selected."
+        sections.append(section(f"First {noun} of {name}", rows(examples.first), note=note))
+    return sections
+
+
+def _captioned_rows(examples: list[Example]) -> str:
+    with ThreadPoolExecutor() as threads:  # PNG files are compressed without the interpreter's lock
+        rows = threads.map(lambda each: image_rows(each.visualization, each.caption), examples)
+        return "".join(
+            f'<p class="example">{html.escape(each.caption)}</p>{row}' for each, row in zip(examples, rows, strict=True)
+        )
+
+
+def _video_players(examples: list[Example]) -> str:
+    return "".join(
+        f'<p class="example">{html.escape(each.caption)}</p>{video_player(each.visualization, each.caption)}'
+        for each in examples
+    )
 
 
 def _key_figures(results: dict[str, Any]) -> dict[str, str]:
@@ -80,29 +111,20 @@ def _key_figures(results: dict[str, Any]) -> dict[str, str]:
     return figures | {sample_noun(first): str(first["num_images"])}
 
 
-def image_rows(visualization: Visualization) -> str:
-    """Return a row of captioned panels for every image, the slots in a group of their own."""
+def image_rows(visualization: Visualization, name: str = "") -> str:
+    """Return a row of captioned panels for every image, the slots in a group of their own.
+
+    `name` is that of a single image; by default images are numbered.
+    """
     rows = []
     for i in range(len(visualization.image)):
         groups = {False: "", True: ""}  # by whether it is a slot
         for caption, panel in visualization.panels(i).items():
             groups[caption.startswith("slot")] += figure(png_image(panel, caption), caption)
         cells = "".join(f"<div>{group}</div>" for group in groups.values())
-        rows.append(f'<div class="row" role="group" aria-label="image {i + 1}">{cells}</div>')
+        label = html.escape(name or f"image {i + 1}")
+        rows.append(f'<div class="row" role="group" aria-label="{label}">{cells}</div>')
     return "".join(rows)
-
-
-def video_sections(visualization: VideoVisualization, name: str) -> list[str]:
-    """Return sections with players of videos, the slots of the first video over time, and the matched pair."""
-    players = "".join(video_player(video, f"video {i + 1}") for i, video in enumerate(visualization.videos))
-    note = "A track keeps its color. It has the color of the true object that it covers."
-    slots = _slot_rows(visualization.videos[0].subsample(NUM_SHOWN_FRAMES))
-    sections = [section(f"Results on {name}", players, note=note), section("Slots over time, video 1", slots)]
-    if visualization.pair is not None:
-        heading = "Frames {} and {} as a matched pair".format(*DISTANT_FRAMES)
-        note = "The slots of the two frames are matched, without the frames between them, and decoded to both frames."
-        sections.append(section(heading, image_rows(visualization.pair), note=note))
-    return sections
 
 
 def _slot_rows(video: Visualization) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from cutslots.evaluation.labels import EVALUATED_MASKS
+from cutslots.evaluation.objects import GROUPS
 from cutslots.evaluation.published import is_imitation, published_results
 from cutslots.viz.html import definitions, scroll_box, section
 
@@ -26,6 +27,7 @@ METRIC_LABELS = {
     "mbo_c": "mBO-c",
     "frame_mbo_i": "mBO-i per frame",
     "corloc": "CorLoc",
+    "found": "found",
     "hota": "HOTA",
     "deta": "DetA",
     "assa": "AssA",
@@ -46,6 +48,7 @@ METRIC_DESCRIPTIONS = {
     "mbo_c": "The same over true classes instead of objects.",
     "frame_mbo_i": "mBO-i of single frames, averaged.",
     "corloc": "Share of images in which some object has an IoU above 0.5 with a predicted mask.",
+    "found": "Share of all true objects that have an IoU above 0.5 with a predicted mask. Such pairs are one to one.",
     "hota": "Higher-order tracking accuracy: the geometric mean of DetA and AssA, over thresholds of IoU.",
     "deta": "Detection accuracy: the share of matched masks among all true and predicted masks of frames.",
     "assa": "Association accuracy: how long matched objects and tracks stay together.",
@@ -110,6 +113,57 @@ def metrics_section(results: dict[str, Any]) -> str:
     return section("Metrics", table_html(results), definitions(terms), note=_note(results))
 
 
+def found_text(results: dict[str, Any]) -> str:
+    """Return the table of objects found by size and by occlusion for a terminal, with the number of objects in each."""
+    lines = [["objects found", "", *_found_heads(results)]]
+    for name, means in results.items():
+        lines += [[name, f"{kind} masks", *cells] for kind, cells in _found_rows(means, results)]
+        lines.append([name, "true objects", *_object_numbers(means, results)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(_pad(line, widths)) for line in lines)
+
+
+def found_section(results: dict[str, Any]) -> str:
+    """Return the section of a page with the objects found by size and by occlusion; "" without such results."""
+    groups = _shown_groups(results)
+    if not groups:
+        return ""
+    rows = []
+    for name, means in results.items():
+        rows += [_cells_html((name, f"{kind} masks"), cells) for kind, cells in _found_rows(means, results)]
+        rows.append(_cells_html((name, "true objects"), _object_numbers(means, results), "soft"))
+    head = "".join(f'<th scope="col">{label}</th>' for label in ("dataset", "method", *_found_heads(results)))
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    terms = {_group_label(group): GROUPS[group] for group in groups}
+    note = "Percent of the true objects of each group that have an IoU above 0.5 with a predicted mask."
+    return section("Objects found", scroll_box("objects found", table), definitions(terms), note=note)
+
+
+def _shown_groups(results: dict[str, Any]) -> list[str]:
+    return [group for group in GROUPS if any(f"num_{group}" in means for means in results.values())]
+
+
+def _found_heads(results: dict[str, Any]) -> list[str]:
+    return ["all", *map(_group_label, _shown_groups(results))]
+
+
+def _group_label(group: str) -> str:
+    return group.replace("_", " ")
+
+
+def _found_rows(means: dict[str, Any], results: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """Return the cells of each kind of masks. A group without objects has no value."""
+    names = ["found", *(f"found_{group}" for group in _shown_groups(results))]
+    kinds = [(kind, info.prefix) for kind, info in EVALUATED_MASKS.items() if f"{info.prefix}found" in means]
+    return [(k, [f"{100 * means[p + n]:.1f}" if p + n in means else "" for n in names]) for k, p in kinds]
+
+
+def _object_numbers(means: dict[str, Any], results: dict[str, Any]) -> list[str]:
+    """Return the number of objects of every group in a dataset; results have means over images."""
+    names = ["num_objects", *(f"num_{group}" for group in _shown_groups(results))]
+    return [f"{round(means[n] * means['num_images']):,}" if n in means else "" for n in names]
+
+
 def _note(results: dict[str, Any]) -> str:
     others = [METRIC_LABELS[m] for m in _shown_metrics(results) if m in NOT_PERCENT]
     note = f"In percent, except {' and '.join(others)}." if others else "In percent."
@@ -141,6 +195,10 @@ def _pad(cells: list[str], widths: list[int]) -> list[str]:
 
 
 def _row_html(row: Row, shown: Iterable[str]) -> str:
-    heads = "".join(f'<th scope="row">{html.escape(text)}</th>' for text in (row.dataset, row.method))
-    cells = "".join(f"<td>{cell}</td>" for cell in _cells(row, shown))
-    return f'<tr class="published">{heads}{cells}</tr>' if row.published else f"<tr>{heads}{cells}</tr>"
+    return _cells_html((row.dataset, row.method), _cells(row, shown), "published" if row.published else "")
+
+
+def _cells_html(names: Iterable[str], values: Iterable[str], kind: str = "") -> str:
+    heads = "".join(f'<th scope="row">{html.escape(text)}</th>' for text in names)
+    cells = "".join(f"<td>{cell}</td>" for cell in values)
+    return f'<tr class="{kind}">{heads}{cells}</tr>' if kind else f"<tr>{heads}{cells}</tr>"

@@ -5,7 +5,8 @@ Shapes: B images, T frames, K slots, H W image.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -82,11 +83,15 @@ class Visualization(NamedTuple):
         truth, all_labels = (self.truth, labels) if self.shared_labels else (self.truth[i], labels[i])
         return PALETTE[palette_indices(all_labels, truth if truth.any() else None)[labels[i]]]
 
-    def subsample(self, count: int) -> Visualization:
-        """Return at most `count` of the images, evenly spaced."""
-        chosen = np.linspace(0, len(self.image) - 1, min(count, len(self.image))).round().astype(int)
+    def select(self, rows: Sequence[int] | np.ndarray) -> Visualization:
+        """Return some of the images."""
+        chosen: Any = np.asarray(rows)
         arrays = {name: value for name, value in self._asdict().items() if isinstance(value, np.ndarray)}
         return self._replace(**{name: value[chosen] for name, value in arrays.items()})
+
+    def subsample(self, count: int) -> Visualization:
+        """Return at most `count` of the images, evenly spaced."""
+        return self.select(np.linspace(0, len(self.image) - 1, min(count, len(self.image))).round().astype(int))
 
 
 class VideoVisualization(NamedTuple):
@@ -133,7 +138,10 @@ def visualize_videos(
 
 def _tracked_videos(model: Discovery, sample: Sample, association: str | None) -> list[Visualization]:
     outputs = track_clip(model, sample.image, association)
-    labels = video_hard_labels(outputs, sample.image)
+    return _video_visualizations(sample, outputs, video_hard_labels(outputs, sample.image))
+
+
+def _video_visualizations(sample: Sample, outputs: list[ModelOutput], labels: dict[str, Tensor]) -> list[Visualization]:
     videos = []
     for b in range(len(sample.image)):
         frames = _video_output(outputs, b)
@@ -141,6 +149,57 @@ def _tracked_videos(model: Discovery, sample: Sample, association: str | None) -
         video = Sample(sample.image[b], sample.mask[b])
         videos.append(Visualization.from_output(video, frames, video_labels, shared_labels=True))
     return videos
+
+
+def visualize_image_rows(
+    sample: Sample, output: ModelOutput, labels: dict[str, Tensor], rows: list[int]
+) -> list[Visualization]:
+    """Return the visualizations of some images of an evaluated batch, one for each.
+
+    `sample` is from `masks_to_show`, and `labels` are those of `hard_labels`.
+    """
+    if not rows:
+        return []
+    sample, output = Sample(*(x[rows] for x in sample)), map_output(lambda x: x[rows], output)
+    if _have_size_of(sample.image, labels):
+        labels = {kind: value[rows] for kind, value in labels.items()}
+    else:  # they were compared at the size of the true masks
+        labels = hard_labels(output, sample.image)
+    shown = Visualization.from_output(sample, output, labels)
+    return [shown.select([i]) for i in range(len(rows))]
+
+
+def visualize_video_rows(
+    sample: Sample, outputs: list[ModelOutput], labels: dict[str, Tensor], rows: list[int]
+) -> list[Visualization]:
+    """Return the visualizations of some videos of an evaluated batch, like `visualize_image_rows`."""
+    if not rows:
+        return []
+    sample, outputs = Sample(*(x[rows] for x in sample)), [map_output(lambda x: x[rows], each) for each in outputs]
+    if _have_size_of(sample.image, labels):
+        labels = {kind: value[rows] for kind, value in labels.items()}
+    else:
+        labels = video_hard_labels(outputs, sample.image)
+    return _video_visualizations(sample, outputs, labels)
+
+
+def _have_size_of(image: Tensor, labels: dict[str, Tensor]) -> bool:
+    return all(value.shape[-2:] == image.shape[-2:] for value in labels.values())
+
+
+@torch.no_grad()
+def visualize_pair(model: Discovery, data: Dataset, index: int, fabric: Fabric) -> Visualization | None:
+    """Return two distant frames of a video, decoded as one pair; None if the model does not match pairs."""
+    if "learned" not in model.associations:
+        return None
+    sample = masks_to_show(data.get_batch([index], fabric.device), data.ignore_label)
+    was_training = model.training
+    model.eval()
+    torch.manual_seed(0)  # Slot Attention samples its initial slots
+    with fabric.autocast():
+        pair = _matched_pair(model, sample)
+    model.train(was_training)
+    return pair
 
 
 def _video_output(outputs: list[ModelOutput], b: int) -> ModelOutput:

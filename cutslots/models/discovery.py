@@ -9,7 +9,7 @@ Shapes: B batch, T frames, K slots, D slot dimension, H W the image, h w the fea
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
@@ -341,8 +341,18 @@ def to_float(image: Tensor) -> Tensor:
 
 def check_finite(model: Discovery, **outputs: Tensor) -> None:
     """Raise a ValueError that names the model's checkpoint if one of its outputs holds NaN or infinity."""
-    for name, value in outputs.items():
-        if not value.isfinite().all():
+    raise_unless_finite(model, are_finite(**outputs))
+
+
+def are_finite(**outputs: Tensor) -> dict[str, Tensor]:
+    """Return for each output whether all its values are finite, on its device."""
+    return {name: value.isfinite().all() for name, value in outputs.items()}
+
+
+def raise_unless_finite(model: Discovery, finite: Mapping[str, Tensor | bool]) -> None:
+    """Raise the error of `check_finite` unless all outputs are finite, by name."""
+    for name, value in finite.items():
+        if not value:
             raise ValueError(
                 f"{model.checkpoint or 'the model'} returns NaN or infinity in its {name}; "
                 "expected the weights and the config.json of a good run"

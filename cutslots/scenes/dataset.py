@@ -13,6 +13,7 @@ import torch
 
 import cutslots
 from cutslots.dataset import (
+    AnnotatedSample,
     ImageSize,
     Indices,
     MemmapDataset,
@@ -128,12 +129,21 @@ class Scenes(VideoDataset):
 
     def get_batch(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
         """Render scenes on the device: images (B, 3, H, W) and masks (B, H, W), videos with a frame axis after B."""
+        rendered = self._render(indices, device)
+        return self._to_sample(rendered.image, rendered.mask)
+
+    def get_annotated(self, indices: Indices, device: torch.device | str = "cpu") -> AnnotatedSample:
+        """Render scenes, with the visibility of their objects: rays count what they hit behind the first surface."""
+        rendered = self._render(indices, device)
+        visible, unoccluded = (x.sum(1).cpu().double() for x in (rendered.visible_pixels, rendered.unoccluded_pixels))
+        return AnnotatedSample(*self._to_sample(rendered.image, rendered.mask), visibility=visible / unoccluded)
+
+    def _render(self, indices: Indices, device: torch.device | str) -> Rendered:
         indices, device = check_indices(indices, self.count), resolve_device(device)
         size = SCENES_PER_BATCH[device.type == "cuda" and self.frames == 1]
         chunks = [indices[i : i + size] for i in range(0, max(len(indices), 1), size)]
         rendered = [render(self._sample(chunk, device), self.image_size, device) for chunk in chunks]
-        images, masks, *_ = zip(*rendered, strict=True)
-        return self._to_sample(torch.cat(images), torch.cat(masks))
+        return Rendered(*map(torch.cat, zip(*rendered, strict=True)))
 
     def _to_sample(self, images: torch.Tensor, masks: torch.Tensor) -> Sample:
         """Drop the frame axis of images (B, F, 3, H, W) and masks (B, F, H, W) that are not videos."""

@@ -12,6 +12,7 @@ from cutslots.devices import make_fabric
 from cutslots.evaluation import evaluate as evaluation
 from cutslots.evaluation import metrics
 from cutslots.evaluation.evaluate import IMAGE_BATCH_SIZE, evaluate, evaluate_model
+from cutslots.evaluation.objects import GROUPS
 from cutslots.evaluation.visualize import visualize_images
 from cutslots.models.checkpoints import load, save
 from cutslots.models.discovery import build, to_float
@@ -23,6 +24,8 @@ from tests.small_runs import sentence, small, two
 COUNT = 3 * IMAGE_BATCH_SIZE + 4
 PREFIXES = ("", "refined_", "high_recall_", "partition_")
 METRICS = [prefix + name for prefix in PREFIXES for name in metrics.IMAGE_METRICS]
+FOUND = [prefix + name for prefix in PREFIXES for name in ("found", *(f"found_{group}" for group in GROUPS))]
+NUMBERS = ["num_objects", *(f"num_{group}" for group in GROUPS)]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +72,7 @@ def test_files_that_are_written(plain, checkpoint):
     assert record["checkpoint"] == str(checkpoint) and record["model"]["image_size"] == [16, 16]
     assert record["model"]["slots"]["num_slots"] == 3
     assert record["results"]["plain"]["split"] == "test" and record["results"]["plain"]["num_images"] == COUNT
-    assert set(record["results"]["plain"]) == {"split", "num_images", "num_objects", "mse", *METRICS}
+    assert set(record["results"]["plain"]) == {"split", "num_images", "mse", *NUMBERS, *METRICS, *FOUND}
     assert record["refinement"] == DEFAULTS and "association" not in record
     page = (plain / "report.html").read_text()
     assert "ARI-FG" in page and "plain" in page
@@ -79,8 +82,12 @@ def test_means_are_those_of_the_table(plain):
     rows = table(plain)
     assert [row["image"] for row in rows] == [f"{i:06d}" for i in range(COUNT)]
     assert {row["dataset"] for row in rows} == {"plain"}
-    for name in ("num_objects", "mse", *METRICS):
+    for name in ("mse", *NUMBERS, *METRICS):
         assert np.mean([float(row[name]) for row in rows]) == results(plain)["plain"][name], name
+    for name in FOUND:  # those of the objects of all images
+        number = metrics.counted_by(name)
+        found = sum(round(float(row[name]) * int(row[number])) for row in rows if row[name])
+        assert found / sum(int(row[number]) for row in rows) == results(plain)["plain"][name], name
 
 
 def test_table_by_hand(plain, checkpoint):
@@ -102,6 +109,32 @@ def test_table_by_hand(plain, checkpoint):
         mse = (to_float(image) - output.reconstruction).double().square().sum((1, 2, 3))
         assert [float(rows[i]["mse"]) for i in chosen] == pytest.approx(mse.tolist(), rel=1e-6)
         assert [int(rows[i]["num_objects"]) for i in chosen] == [len(set(m.flatten().tolist()) - {0}) for m in mask]
+
+
+def test_objects_found_by_hand(plain, checkpoint):
+    """Every object of the first batch on its own: its mask, what it would show alone, and the masks of all slots."""
+    model, scenes = load(checkpoint), Scenes("plain", "test", 16, count=COUNT)
+    sample, truths = scenes.describe(np.arange(IMAGE_BATCH_SIZE))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        output = model(sample.image)
+    labels = refine_masks(output, sample.image).argmax(1)
+    for row, mask, predicted, truth in zip(table(plain), sample.mask, labels, truths, strict=False):
+        outcomes = {group: [] for group in GROUPS}
+        for entry in truth["objects"]:
+            true = mask == entry["id"]
+            if not true.any():
+                continue
+            slots = [predicted == k for k in range(model.num_slots)]
+            found = any((true & slot).sum() / (true | slot).sum() > 0.5 for slot in slots)
+            percent = 100 * entry["pixels"] / 16**2
+            outcomes["small" if percent < 1 else "medium" if percent < 4 else "large"].append(found)
+            hidden = 1 - entry["visible"]
+            occlusion = "heavily_occluded" if hidden > 0.5 else "partly_occluded" if hidden > 0 else "unoccluded"
+            outcomes[occlusion].append(found)
+        for group, each in outcomes.items():
+            assert int(row[f"num_{group}"]) == len(each), group
+            assert row[f"refined_found_{group}"] == (str(sum(each) / len(each)) if each else ""), group
 
 
 def test_folder_of_scenes_equals_the_scenes(plain, files, checkpoint, tmp_path):

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cutslots.evaluation.gallery import Example, Examples
 from cutslots.evaluation.report import (
     STEP_IMAGES,
+    example_sections,
     image_rows,
     training_sections,
     video_player,
-    video_sections,
     write_evaluation_report,
 )
-from cutslots.evaluation.visualize import VideoVisualization
 from cutslots.files import read_lines
 from cutslots.training.report import write_training_page
 from tests.evaluation.small_visualizations import PANELS, random_visualization, result
@@ -46,6 +46,20 @@ def run(tmp_path):
     return run
 
 
+def examples(visualization, *names):
+    """Return the images of a visualization as the worst examples of a dataset."""
+    images = [visualization.select([i]) for i in range(len(visualization.image))]
+    return Examples([Example(f"{name} {i}", image) for name in names or ["image"] for i, image in enumerate(images)])
+
+
+def video_examples(*videos, pair=None, first=()):
+    named = [
+        [Example(f"{name} {i}", video) for i, video in enumerate(each)]
+        for name, each in (("worst", videos), ("first", first))
+    ]
+    return Examples(*named, pair)
+
+
 def record(results, checkpoint="checkpoint", model=None):
     return {"checkpoint": checkpoint, "model": model or {}, "results": results}
 
@@ -53,18 +67,18 @@ def record(results, checkpoint="checkpoint", model=None):
 def test_evaluation_page(tmp_path, visualization, run):
     path = tmp_path / "report.html"
     results = {"plain": result(20), NASTY: result(50)}
-    shown = {"plain": visualization, NASTY: visualization}
-    write_evaluation_report(path, record(results, NASTY, {"size": NASTY}), shown, run)
+    shown = [each for name in results for each in example_sections(examples(visualization, NASTY), name)]
+    write_evaluation_report(path, record(results, NASTY, {"size": NASTY}), shown, training_sections(run))
     page = HTMLPage(path.read_text())
     assert_self_contained(page, path.read_text())
     for tag in ("section", "div", "table", "figure", "pre"):
         assert tag in page.tags
     assert len(page.svgs) == 2
     assert page.text.count(NASTY) >= 5, "title, heading, key figures, table and checkpoint, as text"
-    assert f"Results on {NASTY}" in page.text
+    assert f"Worst images of {NASTY}" in page.text and f"{NASTY} 1" in page.text
     for text in ("20.0", "30.5", "59.0", "49.0", "95.4", "published on CLEVR"):
         assert text in page.text
-    expected = [panel for _ in shown for i in range(2) for panel in visualization.panels(i).values()]
+    expected = [panel for _ in results for i in range(2) for panel in visualization.panels(i).values()]
     assert len(page.images) == len(expected) + 6, "six of the run's images, the first and the last among them"
     assert all(np.array_equal(a, b) for a, b in zip(page.images, expected, strict=False))
     assert page.images[len(expected)].max() == 0 and page.images[-1].min() == 8
@@ -74,7 +88,9 @@ def test_evaluation_page(tmp_path, visualization, run):
 def test_evaluation_page_without_a_run(tmp_path, visualization):
     path = tmp_path / "report.html"
     results = {"plain": result(20) | {"refined_ari_fg": 0.87}}
-    write_evaluation_report(path, record(results, model={"size": 64}), {"plain": visualization}, None)
+    write_evaluation_report(
+        path, record(results, model={"size": 64}), example_sections(examples(visualization), "plain")
+    )
     page = HTMLPage(path.read_text())
     assert_self_contained(page, path.read_text())
     assert not page.svgs and "Model configuration" in page.text and '"size": 64' in page.text
@@ -114,9 +130,10 @@ def page(request, tmp_path, visualization, run):
     if request.param == "training":
         write_training_page(path, "tiny", run, {"steps": "60"}, results, visualization, "cpu")
     else:
-        videos = VideoVisualization([visualization, visualization], visualization)
-        shown = visualization if request.param == "evaluation" else videos
-        write_evaluation_report(path, record(results), {"plain": shown}, run)
+        video = visualization._replace(shared_labels=True)
+        videos = video_examples(video, video, pair=visualization)
+        shown = examples(visualization) if request.param == "evaluation" else videos
+        write_evaluation_report(path, record(results), example_sections(shown, "plain"), training_sections(run))
     parsed = HTMLPage(path.read_text())
     assert_self_contained(parsed, path.read_text(), scripts=request.param == "videos")
     return parsed
@@ -187,15 +204,37 @@ def test_player_of_a_video_with_an_empty_frame_shows_the_ground_truth(rng, empty
 def test_sections_of_videos_and_of_a_pair(rng):
     videos = [random_visualization(rng, length, shared_labels=True) for length in (6, 10)]
     pair = random_visualization(rng, 2, shared_labels=True)
-    shown = [VideoVisualization(videos), VideoVisualization(videos, pair)]
-    without, both = (HTMLPage("".join(video_sections(each, "moving:2-3"))) for each in shown)
+    shown = [video_examples(*videos), video_examples(*videos, pair=pair)]
+    without, both = (HTMLPage("".join(example_sections(each, "moving:2-3"))) for each in shown)
     for page in (without, both):
         assert [attrs["max"] for attrs in page.all("input")] == ["5", "9"]
-        assert "Results on moving:2-3" in page.text and "Slots over time" in page.text
+        assert "Worst videos of moving:2-3" in page.text and "Slots over time" in page.text
+        assert "worst 0" in page.text and "First videos" not in page.text
         for row in ("image", "reconstruction", "slot 1", "slot 2", "slot 3"):
             assert len(page.all("img", alt=row)) == 6 + (2 if page is both else 0), "all frames of a short video"
     assert "Frames 5 and 20" not in without.text and "Frames 5 and 20 as a matched pair" in both.text
     assert len(both.all("img")) == len(without.all("img")) + 2 * 9
+
+
+def test_worst_videos_come_before_the_first_ones(rng):
+    videos = [random_visualization(rng, length, shared_labels=True) for length in (6, 10)]
+    page = HTMLPage("".join(example_sections(video_examples(videos[0], first=videos[1:]), "moving")))
+    assert [attrs["max"] for attrs in page.all("input")] == ["5", "9"]
+    assert page.text.index("Worst videos of moving") < page.text.index("First videos of moving")
+
+
+def test_worst_images_come_before_the_first_ones(rng):
+    worst, first = random_visualization(rng, 2), random_visualization(rng, 1)
+    shown = examples(worst)._replace(first=[Example("first 0", first)])
+    page = HTMLPage("".join(example_sections(shown, "plain")))
+    assert [attrs["aria-label"] for attrs in page.all("div", role="group")] == ["image 0", "image 1", "first 0"]
+    panels = [p for each, i in ((worst, 0), (worst, 1), (first, 0)) for p in each.panels(i).values()]
+    assert all(np.array_equal(a, b) for a, b in zip(page.images, panels, strict=True))
+    assert page.text.index("Worst images of plain") < page.text.index("First images of plain")
+
+
+def test_dataset_without_images_has_no_sections():
+    assert example_sections(Examples([]), "plain") == []
 
 
 def test_files_of_a_run_that_are_not_text(tmp_path):
