@@ -25,7 +25,6 @@ Shapes: B batch, K slots, T frames, H W image.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -48,6 +47,7 @@ CAPACITY = 6.0  # of an edge between pixels of one color, in units of log-probab
 EDGE_SIGMA = 0.09  # a difference in color, summed over channels, that is an edge
 MIN_LOG_MASK = -10.0  # a mask below e^-10 is as good as none
 CUT_TOLERANCE, CUT_ITERATIONS = 1e-2, 300  # a smaller gap changes no metric by more than 0.3 points
+MAX_KERNEL_SIZE = 128  # of a side: one CUDA kernel does all iterations of such a cut
 
 DEFAULTS = {  # recorded with every evaluation
     "pixel_sigma": PIXEL_SIGMA,
@@ -170,16 +170,38 @@ def cut_masks(masks: Tensor, image: Tensor, capacity: float = CAPACITY, edge_sig
     """
     if capacity == 0:
         return masks
-    present = masks.amax((2, 3)) > math.exp(MIN_LOG_MASK)  # (B, K)
+    cut = MinCut(masks.shape[2:], tolerance=CUT_TOLERANCE, max_iterations=CUT_ITERATIONS, warn=False)
+    capacities = edge_capacities(image, capacity, edge_sigma)
+    in_one_kernel = masks.is_cuda and max(masks.shape[2:]) <= MAX_KERNEL_SIZE
+    return (_cut_all if in_one_kernel else _cut_present)(cut, capacities, masks)
+
+
+def _cut_present(cut: MinCut, capacities: Tensor, masks: Tensor) -> Tensor:
+    """Cut the slots that have pixels."""
+    present = _is_present(masks)
     owner, _ = present.nonzero(as_tuple=True)
-    w = edge_capacities(image, capacity, edge_sigma)[owner]
-    w[:, -2] = masks[present].float().clamp_min(math.exp(MIN_LOG_MASK)).log() - MIN_LOG_MASK
-    cut = MinCut(masks.shape[2:], tolerance=CUT_TOLERANCE, max_iterations=CUT_ITERATIONS)
-    with warnings.catch_warnings(action="ignore"):  # of a gap: after 300 iterations masks change no more
-        p = cut(w)
+    w = capacities[owner]
+    w[:, -2] = _log_masks(masks[present])
     logits = torch.full_like(masks, -torch.inf, dtype=torch.float32)
-    logits[present] = p
+    logits[present] = cut(w)
     return logits.softmax(1)
+
+
+def _cut_all(cut: MinCut, capacities: Tensor, masks: Tensor) -> Tensor:
+    """Cut all slots: cuts of empty ones end at once in a kernel, and the CPU does not wait for their number."""
+    w = capacities.repeat_interleave(masks.shape[1], 0)
+    w[:, -2] = _log_masks(masks).flatten(0, 1)
+    return torch.where(_is_present(masks)[:, :, None, None], cut(w).view(masks.shape), -torch.inf).softmax(1)
+
+
+def _is_present(masks: Tensor) -> Tensor:
+    """Return which slots have pixels, (B, K)."""
+    return masks.amax((2, 3)) > math.exp(MIN_LOG_MASK)
+
+
+def _log_masks(masks: Tensor) -> Tensor:
+    """Return the logarithm of masks, from 0 for none on."""
+    return masks.float().clamp_min(math.exp(MIN_LOG_MASK)).log() - MIN_LOG_MASK
 
 
 def edge_capacities(image: Tensor, capacity: float, edge_sigma: float) -> Tensor:
@@ -243,18 +265,19 @@ def merge_slots(
         dissimilarity = (distance / overlap).masked_fill(apart, torch.inf)
         smallest, pair = dissimilarity.flatten(1).min(1)
         merge = smallest < merge_threshold * statistics.variance  # (B,): the images that have a pair to merge
-        if not merge.any():
+        if not merge.is_cuda and not merge.any():  # a GPU does nothing K - 1 times sooner than the CPU hears from it
             break
-        b, first, second = batch[merge], (pair // K)[merge], (pair % K)[merge]
-        first_is_larger = area[b, first] > area[b, second]
+        first, second = pair // K, pair % K
+        first_is_larger = area[batch, first] > area[batch, second]
         small = torch.where(first_is_larger, second, first)
         large = torch.where(first_is_larger, first, second)
-        target[merge] = torch.where(target[merge] == small[:, None], large[:, None], target[merge])
+        target = torch.where(merge[:, None] & (target == small[:, None]), large[:, None], target)
         for x in (overlap, distance):
-            x[b, large] += x[b, small]
-            x[b, :, large] += x[b, :, small]
-            x[b, small], x[b, :, small] = 0, 0
-        area[b, large] += area[b, small]
+            x[batch, large] += torch.where(merge[:, None], x[batch, small], 0)
+            x[batch, :, large] += torch.where(merge[:, None], x[batch, :, small], 0)
+            x[batch, small] = torch.where(merge[:, None], 0, x[batch, small])
+            x[batch, :, small] = torch.where(merge[:, None], 0, x[batch, :, small])
+        area[batch, large] += torch.where(merge, area[batch, small], 0)
     return target
 
 

@@ -451,3 +451,15 @@ def test_refinement_needs_slot_reconstructions():
     case, image = random_case(0)
     with pytest.raises(ValueError, match=r"^slot_reconstructions is None; expected a tensor"):
         refine_masks(case._replace(slot_reconstructions=None), image)
+
+
+def test_cuts_of_empty_slots_change_nothing():
+    """On CUDA empty slots are cut too, so that the CPU does not wait for the number of the others."""
+    output, image = random_case(5, B=3, K=6, H=12, W=10)
+    masks = refinement.merge_masks(output.masks, torch.tensor([[0, 0, 2, 3, 3, 3], [0, 1, 2, 3, 4, 5], [4] * 6]))
+    cut = refinement.MinCut((12, 10), tolerance=1e-2, max_iterations=300, warn=False)
+    w = edge_capacities(image, 6.0, 0.09)
+    expected = refinement._cut_present(cut, w, masks)
+    assert torch.equal(refinement._cut_all(cut, w, masks), expected)
+    assert torch.equal(cut_masks(masks, image, 6.0, 0.09), expected)
+    assert (expected[0, [1, 4, 5]] == 0).all() and torch.equal(expected[2, 4], torch.ones(12, 10))
