@@ -59,7 +59,11 @@ def _count(cell: Tensor, counted: Tensor | None, size: int) -> Tensor:
     """Return how often each of `size` cells occurs where it is counted, int32."""
     if cell.device.type == "cpu":
         return torch.bincount(cell if counted is None else cell[counted], minlength=size).int()
-    # On a GPU `bincount`, and an index of booleans, would have to wait for the number of values.
+    return _count_without_waiting(cell, counted, size)
+
+
+def _count_without_waiting(cell: Tensor, counted: Tensor | None, size: int) -> Tensor:
+    """Count on a GPU. `bincount`, and an index of booleans, would have to wait for the number of values."""
     ones = torch.ones_like(cell, dtype=torch.int32) if counted is None else counted.int()
     return torch.zeros(size, dtype=torch.int32, device=cell.device).scatter_add_(0, cell, ones)
 

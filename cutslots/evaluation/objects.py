@@ -30,9 +30,9 @@ from cutslots.evaluation.metrics import MIN_LOCALIZED_IOU, best_overlaps
 SMALL, LARGE = 0.01, 0.04  # fractions of the image
 HALF_VISIBLE = 0.5
 SIZES = {
-    "small": f"Less than {SMALL:.0%} of the image.",
-    "medium": f"From {SMALL:.0%} to less than {LARGE:.0%} of the image.",
-    "large": f"At least {LARGE:.0%} of the image.",
+    "small": f"Less than {100 * SMALL:.0f} % of the image.",
+    "medium": f"From {100 * SMALL:.0f} % to less than {100 * LARGE:.0f} % of the image.",
+    "large": f"At least {100 * LARGE:.0f} % of the image.",
 }
 OCCLUSIONS = {
     "unoccluded": "No other object hides a pixel of it.",

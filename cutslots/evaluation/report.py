@@ -103,10 +103,10 @@ def _video_players(examples: list[Example]) -> str:
 def _key_figures(results: dict[str, Any]) -> dict[str, str]:
     figures = {}
     for name, means in results.items():
-        kind, value = (
-            ("refined", means["refined_ari_fg"]) if "refined_ari_fg" in means else ("decoder", means["ari_fg"])
-        )
-        figures[f"ARI-FG on {name}, {kind} masks"] = f"{100 * value:.1f}"
+        kind, prefix = ("refined", "refined_") if "refined_ari_fg" in means else ("decoder", "")
+        figures[f"ARI-FG on {name}, {kind} masks"] = f"{100 * means[prefix + 'ari_fg']:.1f}"
+        if prefix + "found" in means:
+            figures[f"percent of objects found on {name}"] = f"{100 * means[prefix + 'found']:.1f}"
     first = next(iter(results.values()))
     return figures | {sample_noun(first): str(first["num_images"])}
 

@@ -131,7 +131,7 @@ def found_section(results: dict[str, Any]) -> str:
     rows = []
     for name, means in results.items():
         rows += [_cells_html((name, f"{kind} masks"), cells) for kind, cells in _found_rows(means, results)]
-        rows.append(_cells_html((name, "true objects"), _object_numbers(means, results), "soft"))
+        rows.append(_cells_html((name, "true objects"), _object_numbers(means, results), "counts"))
     head = "".join(f'<th scope="col">{label}</th>' for label in ("dataset", "method", *_found_heads(results)))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     terms = {_group_label(group): GROUPS[group] for group in groups}

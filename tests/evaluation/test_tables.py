@@ -1,8 +1,16 @@
 import pytest
 
 from cutslots.evaluation.labels import EVALUATED_MASKS
+from cutslots.evaluation.objects import GROUPS
 from cutslots.evaluation.published import IMITATED, PUBLISHED, published_results
-from cutslots.evaluation.tables import METRIC_DESCRIPTIONS, METRIC_LABELS, metrics_section, table_text
+from cutslots.evaluation.tables import (
+    METRIC_DESCRIPTIONS,
+    METRIC_LABELS,
+    found_section,
+    found_text,
+    metrics_section,
+    table_text,
+)
 from cutslots.scenes import FAMILIES
 from tests.evaluation.small_visualizations import result
 from tests.viz.html_page import HTMLPage
@@ -62,3 +70,40 @@ def test_published_results_of_datasets():
     assert published_results(["clevr:folder"]) == published_results(["plain:2-5", "plain"]) == PUBLISHED["clevr"]
     assert published_results(["moving", "camo"]) == PUBLISHED["movi-a"] + PUBLISHED["clevrtex-camo"]
     assert published_results(["somewhere"]) == []
+
+
+def found(start, groups):
+    """Fractions of objects found of start, start + 1, ... percent, and 14 objects of each group in 7 images."""
+    names = ["found", *(f"found_{group}" for group in groups)]
+    values = {name: (start + i) / 100 for i, name in enumerate(names)} | {f"refined_{name}": 0.5 for name in names}
+    return result(20) | values | {f"num_{group}": 2.0 for group in ("objects", *groups)}
+
+
+def test_text_of_objects_found():
+    several = {"plain": found(20, GROUPS), "somewhere": found(60, ["small", "medium", "large"])}
+    lines = found_text(several).splitlines()
+    assert len({len(line) for line in lines}) == 1, "columns line up"
+    words = [line.split() for line in lines]
+    assert words[0][:6] == ["objects", "found", "all", "small", "medium", "large"]
+    assert words[1] == ["plain", "decoder", "masks", *(f"{20 + i}.0" for i in range(7))]
+    assert words[2] == ["plain", "refined", "masks", *["50.0"] * 7]
+    assert words[3] == ["plain", "true", "objects", *["14"] * 7]
+    assert words[4] == ["somewhere", "decoder", "masks", "60.0", "61.0", "62.0", "63.0"]
+    assert words[6] == ["somewhere", "true", "objects", *["14"] * 4] and len(lines) == 7
+
+
+def test_section_of_objects_found():
+    page = HTMLPage(found_section({"<b>": found(20, ["small", "medium", "large"])}))
+    assert "20.0" in page.text and "14" in page.text and page.text.count("<b>") == 3, "names are escaped"
+    for group, description in GROUPS.items():
+        assert (description in page.text) == (group in ("small", "medium", "large"))
+    assert {attrs["scope"] for attrs in page.all("th")} == {"col", "row"}
+    assert found_section({"plain": result(20)}) == ""
+
+
+def test_group_without_objects_has_an_empty_cell():
+    means = found(20, GROUPS)
+    del means["found_small"]
+    means["num_small"] = 0.0
+    lines = found_text({"plain": means}).splitlines()
+    assert lines[1].split()[3:5] == ["20.0", "22.0"] and lines[3].split()[3:5] == ["14", "0"]

@@ -1,3 +1,4 @@
+import dataclasses
 import hashlib
 import json
 import pickle
@@ -10,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from cutslots.scenes import FAMILIES, Scenes
+from cutslots.scenes.render import render
 
 
 def digest(sample):
@@ -48,6 +50,31 @@ def test_ground_truth_matches_the_mask(size):
         for entry in truth["objects"]:
             assert entry["pixels"] == int((mask == entry["id"]).sum()) and 0 <= entry["visible"] <= 1
     assert json.loads(json.dumps(truths)) == truths
+
+
+@pytest.mark.parametrize("family, size", [("plain", 48), ("textured", (32, 48)), ("moving", 24)])
+def test_visibility_of_objects_rendered_alone(family, size):
+    """An object without the others has the pixels that it would show if nothing were in front of it."""
+    scenes = Scenes(family, "val", size=size, count=3)
+    sample, contents = scenes.get_annotated(range(3)), scenes.sample(range(3))
+    plain = scenes.get_batch(range(3))
+    assert torch.equal(sample.image, plain.image) and torch.equal(sample.mask, plain.mask) and sample.classes is None
+    for b in range(3):
+        for k in range(contents.shape.shape[1]):
+            if k >= contents.count[b]:
+                assert sample.visibility[b, k].isnan()
+                continue
+            alone = contents.select(slice(b, b + 1))
+            per_object = {"shape": 1, "size": 1, "position": 2, "rotation": 2}
+            moved = {name: getattr(alone, name).copy() for name in per_object}
+            for name, axis in per_object.items():
+                index = [slice(None)] * moved[name].ndim
+                index[axis] = 0
+                moved[name][tuple(index)] = np.take(getattr(alone, name), k, axis)
+            rendered = render(dataclasses.replace(alone, count=np.array([1]), **moved), scenes.image_size)
+            visible, whole = int((sample.mask[b] == k + 1).sum()), int((rendered.mask == 1).sum())
+            assert sample.visibility[b, k].item() == visible / whole
+    assert (sample.visibility < 1).any() and (sample.visibility == 1).any()
 
 
 def test_object_ids_persist_over_a_video():
