@@ -31,10 +31,16 @@ PIXELS_AT_ONCE = 2**24  # of images that are read at once on a GPU: 1,024 of 128
 def read_batches(
     data: Dataset, batches: Sequence[np.ndarray], numbers: Sequence[int], device: torch.device | str
 ) -> Iterator[tuple[int, AnnotatedSample]]:
-    """Yield batches, indices of `data`, with these numbers."""
-    on_cuda = torch.device(device).type == "cuda"
+    """Yield the batches, indices of `data`, with these numbers."""
     pixels = data.frames * data.image_size[0] * data.image_size[1] * (len(batches[0]) if batches else 1)
-    at_once = max(1, PIXELS_AT_ONCE // pixels) if on_cuda else 1
+    on_cuda = torch.device(device).type == "cuda"
+    return grouped(data, batches, numbers, device, max(1, PIXELS_AT_ONCE // pixels) if on_cuda else 1)
+
+
+def grouped(
+    data: Dataset, batches: Sequence[np.ndarray], numbers: Sequence[int], device: torch.device | str, at_once: int
+) -> Iterator[tuple[int, AnnotatedSample]]:
+    """Yield the same batches, of which so many are read at once."""
     for i in range(0, len(numbers), at_once):
         group = numbers[i : i + at_once]
         sample, start = data.get_annotated(np.concatenate([batches[b] for b in group]), device), 0

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 
 import numpy as np
@@ -11,9 +12,11 @@ import torch
 from cutslots.devices import make_fabric
 from cutslots.evaluation import evaluate as evaluation
 from cutslots.evaluation import metrics
+from cutslots.evaluation.batches import grouped, read_batches
 from cutslots.evaluation.evaluate import IMAGE_BATCH_SIZE, evaluate, evaluate_model
+from cutslots.evaluation.gallery import Gallery
 from cutslots.evaluation.objects import GROUPS
-from cutslots.evaluation.visualize import visualize_images
+from cutslots.evaluation.visualize import NUM_SHOWN_IMAGES, visualize_images
 from cutslots.models.checkpoints import load, save
 from cutslots.models.discovery import build, to_float
 from cutslots.models.refinement import DEFAULTS, high_recall_masks, refine_masks
@@ -55,6 +58,10 @@ def files(tmp_path_factory):
 
 def results(out):
     return json.loads((out / "results.json").read_text())["results"]
+
+
+def page_of(out):
+    return (out / "report.html").read_text()
 
 
 def table(out):
@@ -135,6 +142,56 @@ def test_objects_found_by_hand(plain, checkpoint):
         for group, each in outcomes.items():
             assert int(row[f"num_{group}"]) == len(each), group
             assert row[f"refined_found_{group}"] == (str(sum(each) / len(each)) if each else ""), group
+
+
+def test_report_shows_the_worst_images_first(plain):
+    """Captions are in the order of mBO-i, and those of the first images follow."""
+    captions = re.findall(r'<p class="example">(\d{6}): (\d+) of (\d+) objects found, mBO-i ([0-9.]+)', page_of(plain))
+    rows = {row["image"]: row for row in table(plain)}
+    worst = sorted(rows, key=lambda name: (float(rows[name]["refined_mbo_i"]), name))[:NUM_SHOWN_IMAGES]
+    first = sorted(rows)[:NUM_SHOWN_IMAGES]
+    assert [name for name, *_ in captions] == worst + first
+    for name, found, count, overlap in captions:
+        assert int(found) == round(float(rows[name]["refined_found"]) * int(count))
+        assert count == rows[name]["num_objects"] and overlap == f"{100 * float(rows[name]['refined_mbo_i']):.1f}"
+
+
+def test_report_shows_what_was_scored(checkpoint):
+    """The model samples its slots: a second run on an image would give other masks."""
+    model, data = load(checkpoint), Scenes("plain", "test", 16, count=COUNT)
+    gallery = Gallery(2)
+    evaluate_model(model, data, make_fabric("cpu"), by_group=True, gallery=gallery)
+    for index, shown in gallery.kept.items():
+        b, row = divmod(index, IMAGE_BATCH_SIZE)
+        image, mask = data.get_batch(np.arange(b * IMAGE_BATCH_SIZE, min((b + 1) * IMAGE_BATCH_SIZE, COUNT)))
+        torch.manual_seed(b)
+        with torch.no_grad():
+            output = model(image)
+        assert np.array_equal(shown.decoder[0], output.masks.argmax(1)[row])
+        assert np.array_equal(shown.refined[0], refine_masks(output, image).argmax(1)[row])
+        assert np.array_equal(shown.image[0], image[row].movedim(0, -1)) and np.array_equal(shown.truth[0], mask[row])
+
+
+@pytest.mark.parametrize("name", ["masks", "reconstruction"])
+def test_outputs_that_are_not_finite(checkpoint, monkeypatch, name):
+    model, data = load(checkpoint), Scenes("plain", "test", 16, count=3)
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda x: (o := forward(x))._replace(**{name: getattr(o, name) * torch.nan}))
+    with pytest.raises(ValueError, match=f"returns NaN or infinity in its {name}"):
+        evaluate_model(model, data, make_fabric("cpu"))
+
+
+def test_groups_of_batches_that_are_read_at_once():
+    """A GPU reads several batches at once; each is what it would be alone."""
+    data = Scenes("plain", "test", 16, count=10)
+    batches = [np.arange(0, 4), np.arange(4, 8), np.arange(8, 10)]
+    alone = {b: sample for b, sample in read_batches(data, batches, [0, 2], "cpu")}
+    groups = list(grouped(data, batches, [0, 2], "cpu", 2))
+    assert [b for b, _ in groups] == list(alone) == [0, 2]
+    for b, sample in groups:
+        assert torch.equal(sample.image, alone[b].image) and torch.equal(sample.mask, alone[b].mask)
+        assert torch.equal(sample.visibility.nan_to_num(-1), alone[b].visibility.nan_to_num(-1))
+        assert torch.equal(sample.image, data.get_batch(batches[b]).image)
 
 
 def test_folder_of_scenes_equals_the_scenes(plain, files, checkpoint, tmp_path):
