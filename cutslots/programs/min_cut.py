@@ -40,7 +40,7 @@ from cutslots.programs.min_cut_solver import (
     solve,
     solve_graphs_compiled,
 )
-from cutslots.programs.qp import SolverLayer, check_positive
+from cutslots.programs.qp import SolverLayer, check_positive, needs_no_derivative
 
 MAX_ITERATIONS = 10**6
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # of an operator: q, y, regions, gap, iterations
@@ -230,14 +230,12 @@ class GraphMinCut(_MinCutLayer):
 # Custom operators, so that torch.compile, torch.export and vmap do not look inside.
 
 
-@torch.library.custom_op("cutslots::min_cut_grid", mutates_args=())
-def min_cut_grid(w: Tensor, tolerance: float, max_iterations: int, warn: bool) -> Outputs:
+def _min_cut_grid(w: Tensor, tolerance: float, max_iterations: int, warn: bool) -> Outputs:
     """Return q (B, *shape) and the rest of a `Dual` for w (B, channels, *shape), at gamma = 1."""
     return _outputs(solve_grids(w, tolerance, max_iterations), tuple(w.shape[2:]), tolerance, warn)
 
 
-@torch.library.custom_op("cutslots::min_cut_graph", mutates_args=())
-def min_cut_graph(
+def _min_cut_graph(
     forward: Tensor,
     backward: Tensor,
     c: Tensor,
@@ -267,6 +265,10 @@ def _outputs(found: Dual, shape: tuple[int, ...], tolerance: float, warn: bool) 
             stacklevel=2,
         )
     return found.q.view(batch, *shape), found.y, found.regions.view(batch, *shape), found.gap, found.iterations
+
+
+min_cut_grid = torch.library.custom_op("cutslots::min_cut_grid", _min_cut_grid, mutates_args=())
+min_cut_graph = torch.library.custom_op("cutslots::min_cut_graph", _min_cut_graph, mutates_args=())
 
 
 @min_cut_grid.register_fake
@@ -357,9 +359,12 @@ min_cut_graph.register_autograd(_graph_backward, setup_context=_save_solution)
 
 
 def _differentiable(
-    operator: Callable[..., Outputs], backward_rule: Callable[..., Any], jvp_rule: Callable[..., Any]
+    operator: Callable[..., Outputs],
+    function: Callable[..., Outputs],
+    backward_rule: Callable[..., Any],
+    jvp_rule: Callable[..., Any],
 ) -> Callable[..., Outputs]:
-    """Return the operator for torch.func and forward mode, which do not support the gradients of operators."""
+    """Return the operator of a function for torch.func and forward mode, which do not support operators' gradients."""
 
     class Call(torch.autograd.Function):
         generate_vmap_rule = True
@@ -371,11 +376,28 @@ def _differentiable(
         def forward(*inputs: Any) -> Outputs:
             return operator(*inputs)
 
-    return lambda *inputs: operator(*inputs) if torch.compiler.is_compiling() else Call.apply(*inputs)
+    def solve(*inputs: Any) -> Outputs:
+        if torch.compiler.is_compiling():
+            return operator(*inputs)
+        if not _is_traced() and all(_is_plain(x) for x in inputs if isinstance(x, Tensor)):
+            return function(*inputs)  # the first call of an operator imports torch's compiler, which takes a second
+        return Call.apply(*inputs)
+
+    return solve
 
 
-_solve_grid = _differentiable(min_cut_grid, _grid_backward, _grid_jvp)
-_solve_graph = _differentiable(min_cut_graph, _graph_backward, _graph_jvp)
+def _is_traced() -> bool:
+    """Return whether something records operators: torch.jit.trace, or a mode such as that of make_fx."""
+    return torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Return whether x has memory, and takes part in no derivative."""
+    return type(x) in (Tensor, torch.nn.Parameter) and x.device.type in ("cpu", "cuda") and needs_no_derivative(x)
+
+
+_solve_grid = _differentiable(min_cut_grid, _min_cut_grid, _grid_backward, _grid_jvp)
+_solve_graph = _differentiable(min_cut_graph, _min_cut_graph, _graph_backward, _graph_jvp)
 
 
 @min_cut_grid.register_vmap

@@ -116,12 +116,12 @@ def linear_map(x: Tensor, apply: Map, adjoint: Map, *, traced: bool = False) -> 
             return _ReverseLinearMap.apply(x, apply, adjoint)
         with torch.autocast(x.device.type, enabled=False):
             return apply(x)
-    if _needs_no_derivative(x):
+    if needs_no_derivative(x):
         return _ReverseLinearMap.forward(x, apply, adjoint)
     return _LinearMap.apply(x, apply, adjoint)
 
 
-def _needs_no_derivative(x: Tensor) -> bool:
+def needs_no_derivative(x: Tensor) -> bool:
     """Return whether x is a plain tensor outside autograd. A function of autograd takes longer than a small cut."""
     in_reverse_mode = x.requires_grad and torch.is_grad_enabled()
     in_forward_mode = forward_ad._current_level >= 0

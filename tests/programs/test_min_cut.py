@@ -4,6 +4,8 @@ import contextlib
 import copy
 import os
 import pickle
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -13,7 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
+from torch._subclasses import FakeTensorMode
 from torch.autograd import gradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from cutslots.programs import exact, min_cut, min_cut_solver, native
 from cutslots.programs.graph import Graph, grid_edges
@@ -458,3 +462,35 @@ def test_compiled_code_can_be_turned_off_in_a_block(monkeypatch, value):
 def test_failed_allocation_is_a_memory_error():
     with pytest.raises(MemoryError, match="memory for the arrays of compiled code"):
         native.in_threads(lambda: 0, 2)
+
+
+# ------------------------------------------------------------------------------------------------------ calls, traces
+
+
+def test_first_call_does_not_import_the_compiler():
+    """Without gradients the operator is not called: its first call imports torch's compiler, which takes a second."""
+    code = (
+        "import sys, torch; from cutslots.programs.min_cut import MinCut;"
+        "torch.set_grad_enabled(False); MinCut((8, 8))(torch.rand(2, 6, 8, 8)); print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_call_without_gradients_equals_one_with_gradients():
+    w = torch.rand(3, 6, 9, 7)
+    assert torch.equal(MinCut((9, 7))(w), MinCut((9, 7))(w.requires_grad_()).detach())
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit.trace is deprecated
+@pytest.mark.parametrize("tracer", ["make_fx", "jit"])
+def test_traced_layer_solves_other_weights(tracer):
+    cut, w, other = MinCut((6, 5)), torch.rand(2, 6, 6, 5), torch.rand(2, 6, 6, 5)
+    with torch.no_grad():
+        traced = make_fx(cut)(w) if tracer == "make_fx" else torch.jit.trace(cut, w)
+        assert torch.equal(traced(other), cut(other)), "the solution of w is no constant of the trace"
+
+
+def test_fake_tensors_have_shapes():
+    with FakeTensorMode(), torch.no_grad():
+        assert MinCut((6, 5))(torch.rand(2, 6, 6, 5)).shape == (2, 6, 5)
