@@ -89,7 +89,7 @@ def evaluate(
     association: Association | None = None,
     plugins: Plugins = (),
 ) -> None:
-    """Evaluate a checkpoint on datasets: ARI, mIoU, mBO, tracking metrics and MSE as a table, JSON, CSV and a report.
+    """Evaluate a checkpoint on datasets: ARI, mIoU, mBO, objects found, tracking metrics, MSE; as tables and a report.
 
     Args:
         checkpoint: A run folder, a .safetensors file or the name of a checkpoint (`cutslots parts`).
