@@ -38,7 +38,7 @@ from rich.table import Table
 from torch import Tensor
 
 from cutslots.data.open import open_dataset
-from cutslots.dataset import AnnotatedSample, Dataset
+from cutslots.dataset import AnnotatedSample, Dataset, Sample
 from cutslots.devices import make_fabric
 from cutslots.evaluation import metrics
 from cutslots.evaluation.batches import batch_metrics, count_batch, read_batches, reconstruction_errors
@@ -209,7 +209,8 @@ class Stages:
     def report_after(self) -> None:
         """Visualize and write as many images as before; a real evaluation has the worst ones too."""
         sample, output, labels = self.samples[0], self.outputs[0], self.labels[0]
-        shown = visualize_image_rows(sample[:2], output, labels, list(range(NUM_SHOWN_IMAGES)))  # type: ignore[arg-type]
+        rows = list(range(min(NUM_SHOWN_IMAGES, len(sample.image))))
+        shown = visualize_image_rows(Sample(sample.image, sample.mask), output, labels, rows)
         row = {"num_objects": 1.0, "mbo_i": 0.0, "found": 0.0}
         gallery = Gallery(NUM_SHOWN_IMAGES)
         gallery.add(range(len(shown)), [row] * len(shown), lambda rows: [shown[i] for i in rows])
