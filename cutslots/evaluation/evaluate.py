@@ -187,7 +187,7 @@ def evaluate(
     opened = _open_all(checkpoint, model, data, split, num_images)
     if fabric.global_rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
-    run = _run_folder(checkpoint)
+    run = _run_folder(checkpoint) if fabric.global_rank == 0 else None
     results: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     with ThreadPoolExecutor(1) as thread:  # writes the page while the device works
@@ -201,14 +201,25 @@ def evaluate(
                 sections.append(thread.submit(example_sections, examples, name))
         if fabric.global_rank == 0:
             record = _record(checkpoint, results, association or model.associations[0])
-            write_atomically(folder / "results.json", json.dumps(record, indent=1).encode())
-            write_atomically(folder / "per_image.csv", _csv_bytes(rows))
-            shown = [section for each in sections for section in each.result()]
-            write_evaluation_report(folder / "report.html", record, shown, training.result() if training else None)
-            print(table_text(results))
-            print(found_text(results))
-            print(f"wrote {folder / 'results.json'}, per_image.csv and {folder / 'report.html'}")
+            _write_files(folder, record, rows, sections, training)
     return results
+
+
+def _write_files(
+    folder: Path,
+    record: dict[str, Any],
+    rows: list[dict[str, Any]],
+    sections: list[Future[list[str]]],
+    training: Future[list[str]] | None,
+) -> None:
+    """Write the files and print the tables; sections of the page, by dataset, may still be on their way."""
+    write_atomically(folder / "results.json", json.dumps(record, indent=1).encode())
+    write_atomically(folder / "per_image.csv", _csv_bytes(rows))
+    shown = [section for each in sections for section in each.result()]
+    write_evaluation_report(folder / "report.html", record, shown, training.result() if training else None)
+    print(table_text(record["results"]))
+    print(found_text(record["results"]))
+    print(f"wrote {folder / 'results.json'}, per_image.csv and {folder / 'report.html'}")
 
 
 def _evaluate_dataset(
