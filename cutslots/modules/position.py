@@ -57,7 +57,7 @@ def mask_positions(masks: Tensor) -> Tensor:
     The scale is the root mean square distance from the center along an axis. Half precision is computed in float32.
     """
     masks = upcast_half(masks)
-    yx = _coordinates(*masks.shape[-2:], masks.device).to(masks.dtype).flatten(0, 1)
+    yx = _coordinates(masks.shape[-2], masks.shape[-1], masks.device).to(masks.dtype).flatten(0, 1)
     weight = masks.flatten(2)
     with torch.autocast(masks.device.type, enabled=False):
         weight = weight / (weight.sum(-1, keepdim=True) + 1e-6)
