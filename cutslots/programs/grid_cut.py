@@ -74,6 +74,7 @@ class GridCut(SolverLayer):
 
     _spectrum: Tensor
     _dct: DCT
+    _operators: GridOperators
 
     def __init__(
         self, shape: Sequence[int], gamma: float = 0.5, reach: float | None = None, anchor: float = 0.0
@@ -95,25 +96,39 @@ class GridCut(SolverLayer):
 
     def precompute(self) -> None:
         self.register_buffer("_spectrum", self._response().to(self.device, self.dtype), persistent=False)
-        self._dct, self._operators = _choose_solver(self.shape, self.device, self.dtype)
+        self._dct, self._operators = _choose_solver(self)
 
     def use_matmul(self) -> None:
         """Solve by matrix products at any size, until the layer moves: exporters do not support FFTs."""
         self._dct, self._operators = MatmulDCT(self.shape, self.device, self.dtype), GridOperators(self.shape)
+
+    @property
+    def decay(self) -> float:
+        """The factor by which the effect of a change in w decays per pixel along an axis, the mean of p aside."""
+        ratio = self.gamma / self.gamma_n
+        return 1 / (1 + ratio + math.sqrt(ratio * (ratio + 2)))  # r + 1/r = 2 + 2 gamma / gamma_n
 
     def _response(self) -> Tensor:
         """Return the factor from div w to p of every mode: -1/2 ((gamma_p + gamma_t) I + gamma_n L)^-1.
 
         The terminals are in the entry of the constant mode.
         """
-        laplacian = torch.zeros(self.shape, dtype=torch.float64, device="cpu")
-        for axis, n in enumerate(self.shape):
-            modes = 2 - 2 * torch.cos(torch.arange(n, dtype=torch.float64, device="cpu") * math.pi / n)
-            laplacian += modes.reshape(-1, *[1] * (len(self.shape) - 1 - axis))
-        response = -0.5 / (2 * self.gamma + self.gamma_n * laplacian)
-        free, anchored = -1 / (self.gamma * (math.prod(self.shape) + 4)), -1 / (4 * self.gamma)
-        response.view(-1)[0] = (1 - self.anchor) * free + self.anchor * anchored
+        response = self._response_without_terminals(self.shape)
+        response.view(-1)[0] = self._mean_response()
         return response
+
+    def _response_without_terminals(self, shape: Shape) -> Tensor:
+        """Return the factors of a grid of any shape whose terminals are fixed."""
+        laplacian = torch.zeros(shape, dtype=torch.float64, device="cpu")
+        for axis, n in enumerate(shape):
+            modes = 2 - 2 * torch.cos(torch.arange(n, dtype=torch.float64, device="cpu") * math.pi / n)
+            laplacian += modes.reshape(-1, *[1] * (len(shape) - 1 - axis))
+        return -0.5 / (2 * self.gamma + self.gamma_n * laplacian)
+
+    def _mean_response(self) -> float:
+        """Return the factor from the mean of div w to the mean of p, which depends on the terminals."""
+        free, anchored = -1 / (self.gamma * (math.prod(self.shape) + 4)), -1 / (4 * self.gamma)
+        return (1 - self.anchor) * free + self.anchor * anchored
 
     def forward(self, w: Tensor) -> Tensor:
         """Return p (..., *shape) for w (..., channels, *shape).
@@ -159,10 +174,11 @@ class GridCut(SolverLayer):
         return f"{self.shape}, gamma={self.gamma}, reach={self.reach}, anchor={self.anchor}"
 
 
-class GridOperators:
+class GridOperators(nn.Module):
     """The linear maps of a grid cut in torch operations, for any shape, device and dtype."""
 
     def __init__(self, shape: Shape) -> None:
+        super().__init__()
         self.shape = shape
         self.axes = grid_axes(shape)
 
@@ -261,25 +277,47 @@ class TiledOperators(GridOperators):
 
 
 class FusedOperators(TiledOperators):
-    """The whole solve as one Triton kernel, for float32 images of at most MAX_FUSED_SIZE a side and a `MatmulDCT`."""
+    """The whole solve as one Triton kernel, for float32 images of at most MAX_FUSED_SIZE a side.
+
+    The kernels have tables of their own instead of a transform and a spectrum.
+    """
+
+    def __init__(self, cut: GridCut) -> None:
+        super().__init__(cut.shape)
+        self.tables = kernels.FilterTables(cut._response(), cut.device)
 
     def vertices(self, w: Tensor, dct: DCT, spectrum: Tensor) -> Tensor:
-        assert isinstance(dct, MatmulDCT)
-        return kernels.vertices(w, dct.matrix(-1), dct.matrix(-2), spectrum)
+        return kernels.vertices(w, self.tables)
 
     def vertices_adjoint(self, p: Tensor, dct: DCT, spectrum: Tensor) -> Tensor:
-        assert isinstance(dct, MatmulDCT)
-        return kernels.vertices_adjoint(p, dct.matrix(-1), dct.matrix(-2), spectrum)
+        return kernels.vertices_adjoint(p, self.tables)
 
 
-def _choose_solver(shape: Shape, device: torch.device, dtype: torch.dtype) -> tuple[DCT, GridOperators]:
+class OverlapOperators(TiledOperators):
+    """The solve in overlapping tiles by Triton kernels, for larger float32 images and a decay that `fits_tiles`."""
+
+    def __init__(self, cut: GridCut) -> None:
+        super().__init__(cut.shape)
+        response = cut._response_without_terminals((kernels.TILE, kernels.TILE))
+        pixels, constant = math.prod(cut.shape), cut._mean_response()
+        self.tables = kernels.FilterTables(response, cut.device, pixels, constant)
+
+    def vertices(self, w: Tensor, dct: DCT, spectrum: Tensor) -> Tensor:
+        return kernels.vertices_in_tiles(w, self.tables)
+
+    def vertices_adjoint(self, p: Tensor, dct: DCT, spectrum: Tensor) -> Tensor:
+        return kernels.adjoint_in_tiles(p, self.tables)
+
+
+def _choose_solver(cut: GridCut) -> tuple[DCT, GridOperators]:
     """Return the fastest transform and operators for a grid."""
+    shape, device, dtype = cut.shape, cut.device, cut.dtype
     fft = use_fft(shape, device)
     if kernels is None or not kernels.is_supported(device) or dtype != torch.float32 or len(shape) != 2:
         use_native = device.type == "cpu" and len(shape) == 2 and not fft
         operators = NativeOperators if use_native else GridOperators
         return (FFTDCT if fft else MatmulDCT)(shape, device, dtype), operators(shape)
-    if fft:
-        return kernels.TritonFFTDCT(shape, device, dtype), TiledOperators(shape)
-    fused = max(shape) <= kernels.MAX_FUSED_SIZE
-    return MatmulDCT(shape, device, dtype), (FusedOperators if fused else TiledOperators)(shape)
+    transform = (kernels.TritonFFTDCT if fft else MatmulDCT)(shape, device, dtype)
+    if max(shape) <= kernels.MAX_FUSED_SIZE:
+        return transform, FusedOperators(cut)
+    return transform, OverlapOperators(cut) if kernels.fits_tiles(shape, cut.decay) else TiledOperators(shape)

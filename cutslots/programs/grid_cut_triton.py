@@ -2,128 +2,326 @@
 
 `vertices` and `vertices_adjoint` keep one cut of at most 64 x 64 pixels in registers. They read the six weights of
 every pixel, compute the divergence and multiply by the four cosine matrices on the tensor cores. Device memory
-transfers each weight once and each result once. Products run as three TF32 products (tf32x3), which keeps float32
-accuracy.
+transfers each weight once and each result once.
 
-Larger cuts use `divergence` and `differences`, tile by tile, and `TritonFFTDCT` where the transform is an FFT.
+Larger cuts are solved in overlapping tiles of 64 x 64 pixels (`vertices_in_tiles`), the overlap-save method. The effect
+of a pixel decays by a constant factor per pixel. A tile with a margin of MARGIN pixels therefore contains everything
+that its inner pixels need, if that factor is small enough (`fits_tiles`). Tiles are reflected at the border of the
+image, which is exact: cosine modes are even there. The terminals change the constant mode only, which is the mean of
+the image: p = filter(q - mean) + response * mean.
+
+Cuts of a longer reach use `divergence` and `differences`, and `TritonFFTDCT` where the transform is an FFT.
+
+Products multiply halves: x = high + low in float16, which keeps 22 bits, and three products high * high + high * low +
+low * high with float32 sums. Values are scaled by powers of two, which are exact, to the range of float16:
+
+    |q| < 8,   tables 8 C,   spectrum at most 1/8
+
+The matrices C are orthonormal, and differences of their columns have a norm of sqrt(2). So after two products values
+are below 8 * 64 * 64 = 32768, and after the third below 32768 / 8 * 8 sqrt(2) = 46341. float16 ends at 65504. With a
+long reach the entries of the spectrum differ by orders of magnitude. Then the modes are scaled once more (RESCALE).
 """
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
-from cutslots.programs.dct import FFTDCT
+from cutslots.programs.dct import FFTDCT, dct_matrix
 
-MAX_FUSED_SIZE = 64  # the largest side of a cut in registers; at 128 the products are faster through cuBLAS
+MAX_FUSED_SIZE = 64  # the largest side of a cut in registers
+TILE, MARGIN = 64, 12  # of overlapping tiles
+MAX_TILE_ERROR = 1.5e-7  # what remains of the effect of a pixel at the distance MARGIN; about an epsilon of float32
+MAX_SPECTRUM_RANGE = 256  # between the modes of one cut, up to which one scale is enough for float16
+FUSED_WARPS = 4  # of a program that solves one cut
+TILE_WARPS = 4  # of a program that solves one tile
+BLOCK_H, BLOCK_W = 8, 128  # the pixels of a program without products
 
 
 @triton.jit
-def _divergence(w, N, y, x, H, W):
-    """Return B'w on a tile of pixels (y, x)."""
-    w += y * W + x
+def _divergence(w, N, y0, y, x, H, W):
+    """Return B'w on a block of pixels (y, x) for the weights w of row y0.
+
+    Loads at x itself are masked by the grid only, and the values of edges that leave it are dropped afterwards: these
+    loads stay 16 bytes wide.
+    """
+    w += (y - y0) * W + x
     inside = (y < H) & (x < W)
     right, left, down, up = inside & (x < W - 1), inside & (x > 0), inside & (y < H - 1), inside & (y > 0)
     out = tl.load(w + 5 * N, inside, 0.0) - tl.load(w + 4 * N, inside, 0.0)
-    out += tl.load(w, right, 0.0) - tl.load(w - 1, left, 0.0)
-    out += tl.load(w + N, left, 0.0) - tl.load(w + N + 1, right, 0.0)
+    out += tl.where(x < W - 1, tl.load(w, inside, 0.0), 0.0) - tl.load(w - 1, left, 0.0)
+    out += tl.where(x > 0, tl.load(w + N, inside, 0.0), 0.0) - tl.load(w + N + 1, right, 0.0)
     out += tl.load(w + 2 * N, down, 0.0) - tl.load(w + 2 * N - W, up, 0.0)
     out += tl.load(w + 3 * N, up, 0.0) - tl.load(w + 3 * N + W, down, 0.0)
     return out
 
 
 @triton.jit
-def _store_differences(w, N, p, here, y, x, H, W):
-    """Store Bp on the neighbour edges of a tile with values `here`; the values of its neighbours are loaded from p."""
-    at = y * W + x
-    p += at
-    w += at
+def _halves(a):
+    """Return a as the sum of two float16 numbers."""
+    high = a.to(tl.float16)
+    return high, (a - high.to(tl.float32)).to(tl.float16)
+
+
+@triton.jit
+def _product(a, high, low):
+    """Return a @ (high + low)."""
+    a_high, a_low = _halves(a)
+    out = tl.dot(a_low, high)
+    out = tl.dot(a_high, low, out)
+    return tl.dot(a_high, high, out)
+
+
+@triton.jit
+def _load_table(table, which, SIZE: tl.constexpr):
+    """Return the halves of one matrix of `table` (matrices, 2, SIZE, SIZE), stored as bits."""
+    table += which * 2 * SIZE * SIZE + tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    return tl.load(table).to(tl.float16, bitcast=True), tl.load(table + SIZE * SIZE).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _power_of_two(a):
+    """Return a power of two with |a| * power < 8, its largest value at least 4, and the inverse power.
+
+    Both stay normal numbers. NaN and infinity remain what they are when multiplied.
+    """
+    top = tl.max(tl.max(tl.abs(a), 1), 0)
+    exponent = tl.minimum(tl.maximum((top.to(tl.int32, bitcast=True) >> 23) & 255, 3), 254)
+    return ((256 - exponent) << 23).to(tl.float32, bitcast=True), ((exponent - 2) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _modes(q, table_x, table_y, spectrum, TILE_H: tl.constexpr, TILE_W: tl.constexpr, RESCALE: tl.constexpr):
+    """Return the filtered modes (x, y) of q, scaled, and two factors that undo the scale.
+
+    The factors are applied one after the other: their product may leave the range of float32.
+    """
+    power, inverse = _power_of_two(q)
+    high, low = _load_table(table_x, 0, TILE_W)
+    t = _product(q * power, tl.trans(high), tl.trans(low))
+    high, low = _load_table(table_y, 0, TILE_H)
+    t = _product(tl.trans(t), tl.trans(high), tl.trans(low))
+    t *= tl.load(spectrum + tl.arange(0, TILE_W)[:, None] * TILE_H + tl.arange(0, TILE_H)[None, :])
+    gain = tl.load(spectrum + TILE_W * TILE_H)
+    if RESCALE:
+        power, again = _power_of_two(t)
+        t *= power
+        gain *= again
+    return t, gain, inverse
+
+
+@triton.jit
+def _filter(q, table_x, table_y, spectrum, TILE_H: tl.constexpr, TILE_W: tl.constexpr, RESCALE: tl.constexpr):
+    """Multiply the cosine modes of a tile by the spectrum."""
+    t, gain, inverse = _modes(q, table_x, table_y, spectrum, TILE_H, TILE_W, RESCALE)
+    high, low = _load_table(table_y, 0, TILE_H)
+    t = tl.trans(_product(t, high, low))
+    high, low = _load_table(table_x, 0, TILE_W)
+    return _product(t, high, low) * gain * inverse
+
+
+@triton.jit
+def _store_filtered_differences(
+    q,
+    constant,
+    w,
+    y0,
+    x0,
+    H,
+    W,
+    N,
+    table_x,
+    table_y,
+    spectrum,
+    TILE_H: tl.constexpr,
+    TILE_W: tl.constexpr,
+    MARGIN: tl.constexpr,
+    RESCALE: tl.constexpr,
+):
+    """Filter a tile, add a constant and store Bp on the edges of the pixels inside its margin, from (y0, x0) at w.
+
+    Differences are products with the differences of the cosines: shifting values between threads takes longer. Each
+    result is stored at once, because three of them at a time need too many registers.
+    """
+    i, j = tl.arange(0, TILE_H)[:, None], tl.arange(0, TILE_W)[None, :]
+    y, x = y0 - MARGIN + i, x0 - MARGIN + j
+    at = (i - MARGIN) * W + (j - MARGIN)
+    rows = (i >= MARGIN) & (i < TILE_H - MARGIN) & (y < H)
+    columns = (j >= MARGIN) & (j < TILE_W - MARGIN) & (x < W)
+    here = rows & columns
+    t, gain, inverse = _modes(q, table_x, table_y, spectrum, TILE_H, TILE_W, RESCALE)
+    cos_high, cos_low = _load_table(table_x, 0, TILE_W)
+    high, low = _load_table(table_y, 1, TILE_H)
+    y_high, y_low = _load_table(table_y, 0, TILE_H)
+    x_high, x_low = _load_table(table_x, 1, TILE_W)
+    down = _product(tl.trans(_product(t, high, low)), cos_high, cos_low) * gain * inverse
+    down = tl.where((y >= 0) & (y < H - 1), down, 0.0)
+    tl.store(w + 2 * N + at, down, here)
+    tl.store(w + 3 * N + W + at, -down, (i >= MARGIN - 1) & (i < TILE_H - MARGIN - 1) & (y < H - 1) & columns)
+    t = tl.trans(_product(t, y_high, y_low))
+    p = _product(t, cos_high, cos_low) * gain * inverse + constant
+    tl.store(w + 4 * N + at, -p, here)
+    tl.store(w + 5 * N + at, p, here)
+    right = tl.where((x >= 0) & (x < W - 1), _product(t, x_high, x_low) * gain * inverse, 0.0)
+    tl.store(w + at, right, here)
+    tl.store(w + N + 1 + at, -right, (j >= MARGIN - 1) & (j < TILE_W - MARGIN - 1) & (x < W - 1) & rows)
+    if MARGIN == 0:  # nothing in the tile is before its first pixels
+        tl.store(w + N + at, 0.0, here & (x == 0))
+        tl.store(w + 3 * N + at, 0.0, here & (y == 0))
+
+
+@triton.jit
+def _vertices_kernel(
+    w,
+    p,
+    table_x,
+    table_y,
+    spectrum,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    TILE_H: tl.constexpr,
+    TILE_W: tl.constexpr,
+    RESCALE: tl.constexpr,
+):
+    if H == W:  # load one table instead of two
+        table_y = table_x
+    cut = tl.program_id(0).to(tl.int64)
+    y, x = tl.arange(0, TILE_H)[:, None], tl.arange(0, TILE_W)[None, :]
+    q = _divergence(w + cut * (6 * H * W), H * W, 0, y, x, H, W)
+    q = _filter(q, table_x, table_y, spectrum, TILE_H, TILE_W, RESCALE)
+    tl.store(p + cut * (H * W) + y * W + x, q, (y < H) & (x < W))
+
+
+@triton.jit
+def _adjoint_kernel(
+    p,
+    w,
+    table_x,
+    table_y,
+    spectrum,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    TILE_H: tl.constexpr,
+    TILE_W: tl.constexpr,
+    RESCALE: tl.constexpr,
+):
+    if H == W:  # load one table instead of two
+        table_y = table_x
+    cut = tl.program_id(0).to(tl.int64)
+    y, x = tl.arange(0, TILE_H)[:, None], tl.arange(0, TILE_W)[None, :]
+    q = tl.load(p + cut * (H * W) + y * W + x, (y < H) & (x < W), 0.0)
+    w += cut * (6 * H * W)
+    _store_filtered_differences(q, 0.0, w, 0, 0, H, W, H * W, table_x, table_y, spectrum, TILE_H, TILE_W, 0, RESCALE)
+
+
+@triton.jit
+def _tile_position(H, W, KEPT: tl.constexpr):
+    """Return cut, y and x of the first pixel that this program keeps."""
+    columns = tl.cdiv(W, KEPT)
+    tiles = tl.cdiv(H, KEPT) * columns
+    tile = tl.program_id(0) % tiles
+    return (tl.program_id(0) // tiles).to(tl.int64), (tile // columns) * KEPT, (tile % columns) * KEPT
+
+
+@triton.jit
+def _load_tile(q, y0, x0, H, W, TILE: tl.constexpr):
+    """Load the tile at (y0, x0), reflected at the border of the image."""
+    i, j = tl.arange(0, TILE)[:, None], tl.arange(0, TILE)[None, :]
+    if (y0 >= 0) & (x0 >= 0) & (y0 + TILE <= H) & (x0 + TILE <= W):
+        out = tl.load(q + (y0.to(tl.int64) * W + x0) + i * W + j)
+    else:
+        y, x = y0 + i, x0 + j
+        y, x = tl.where(y < 0, -1 - y, y), tl.where(x < 0, -1 - x, x)
+        y, x = tl.where(y < H, y, 2 * H - 1 - y), tl.where(x < W, x, 2 * W - 1 - x)
+        out = tl.load(q + y.to(tl.int64) * W + x)
+    return out
+
+
+@triton.jit
+def _tile_vertices_kernel(
+    q, sums, p, table, spectrum, H, W, TILE: tl.constexpr, MARGIN: tl.constexpr, RESCALE: tl.constexpr
+):
+    """Filter tiles of q, given its sum."""
+    N = tl.cast(H, tl.int64) * W
+    cut, y0, x0 = _tile_position(H, W, TILE - 2 * MARGIN)
+    mean = tl.load(sums + cut) * tl.load(spectrum + TILE * TILE + 1)
+    t = _load_tile(q + cut * N, y0 - MARGIN, x0 - MARGIN, H, W, TILE) - mean
+    t = _filter(t, table, table, spectrum, TILE, TILE, RESCALE) + mean * tl.load(spectrum + TILE * TILE + 2)
+    i, j = tl.arange(0, TILE)[:, None], tl.arange(0, TILE)[None, :]
+    kept = (i >= MARGIN) & (i < TILE - MARGIN) & (j >= MARGIN) & (j < TILE - MARGIN)
+    p += cut * N + y0.to(tl.int64) * W + x0 + (i - MARGIN) * W + (j - MARGIN)
+    tl.store(p, t, kept & (i < H - y0 + MARGIN) & (j < W - x0 + MARGIN))
+
+
+@triton.jit
+def _tile_adjoint_kernel(
+    p, sums, w, table, spectrum, H, W, TILE: tl.constexpr, MARGIN: tl.constexpr, RESCALE: tl.constexpr
+):
+    """Filter tiles of p, given its sum, and store their differences."""
+    N = tl.cast(H, tl.int64) * W
+    cut, y0, x0 = _tile_position(H, W, TILE - 2 * MARGIN)
+    mean = tl.load(sums + cut) * tl.load(spectrum + TILE * TILE + 1)
+    t = _load_tile(p + cut * N, y0 - MARGIN, x0 - MARGIN, H, W, TILE) - mean
+    constant = mean * tl.load(spectrum + TILE * TILE + 2)
+    w += cut * 6 * N + y0.to(tl.int64) * W + x0
+    _store_filtered_differences(t, constant, w, y0, x0, H, W, N, table, table, spectrum, TILE, TILE, MARGIN, RESCALE)
+
+
+@triton.jit
+def _block_pixels(H, W, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr):
+    """Return the cut, the first row and the pixels (y, x) of this program's block."""
+    columns = tl.cdiv(W, BLOCK_W)
+    blocks = tl.cdiv(H, BLOCK_H) * columns
+    block = tl.program_id(0) % blocks
+    y0 = (block // columns) * BLOCK_H
+    x = (block % columns) * BLOCK_W + tl.arange(0, BLOCK_W)[None, :]
+    return (tl.program_id(0) // blocks).to(tl.int64), y0, y0 + tl.arange(0, BLOCK_H)[:, None], x
+
+
+@triton.jit
+def _divergence_kernel(w, out, H, W, sums, SUM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr):
+    """Store B'w, and the sum of each block if SUM."""
+    cut, y0, y, x = _block_pixels(H, W, BLOCK_H, BLOCK_W)
+    N, start = tl.cast(H, tl.int64) * W, y0.to(tl.int64) * W
+    q = _divergence(w + cut * 6 * N + start, N, y0, y, x, H, W)
+    tl.store(out + cut * N + start + (y - y0) * W + x, q, (y < H) & (x < W))
+    if SUM:
+        tl.store(sums + tl.program_id(0), tl.sum(tl.sum(q, 1), 0))
+
+
+@triton.jit
+def _differences_kernel(p, w, H, W, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr):
+    cut, y0, y, x = _block_pixels(H, W, BLOCK_H, BLOCK_W)
+    N, start = tl.cast(H, tl.int64) * W, y0.to(tl.int64) * W
     inside = (y < H) & (x < W)
     right, left, down, up = inside & (x < W - 1), inside & (x > 0), inside & (y < H - 1), inside & (y > 0)
+    p += cut * N + start + (y - y0) * W + x
+    w += cut * 6 * N + start + (y - y0) * W + x
+    here = tl.load(p, inside, 0.0)
     tl.store(w, tl.where(right, here - tl.load(p + 1, right, 0.0), 0.0), inside)
     tl.store(w + N, tl.where(left, here - tl.load(p - 1, left, 0.0), 0.0), inside)
     tl.store(w + 2 * N, tl.where(down, here - tl.load(p + W, down, 0.0), 0.0), inside)
     tl.store(w + 3 * N, tl.where(up, here - tl.load(p - W, up, 0.0), 0.0), inside)
+    tl.store(w + 4 * N, -here, inside)
+    tl.store(w + 5 * N, here, inside)
 
 
 @triton.jit
-def _filter(q, cosines_x, cosines_y, spectrum, y, x, H, W):
-    """Multiply the cosine modes of a tile by `spectrum`; outside the grid the matrices are zero."""
-    y_, x_ = tl.trans(y), tl.trans(x)
-    Cx = tl.load(cosines_x + x_ * W + x, (x_ < W) & (x < W), 0.0)
-    Cy = tl.load(cosines_y + y * H + y_, (y < H) & (y_ < H), 0.0)
-    q = tl.dot(q, tl.trans(Cx), input_precision="tf32x3")
-    q = tl.dot(Cy, q, input_precision="tf32x3")
-    q = q * tl.load(spectrum + y * W + x, (y < H) & (x < W), 0.0)
-    q = tl.dot(tl.trans(Cy), q, input_precision="tf32x3")
-    return tl.dot(q, Cx, input_precision="tf32x3")
-
-
-@triton.jit
-def _vertices_kernel(w, p, cosines_x, cosines_y, spectrum, H, W, TILE_H: tl.constexpr, TILE_W: tl.constexpr):
-    N, cut = H * W, tl.program_id(0).to(tl.int64)
-    y, x = tl.arange(0, TILE_H)[:, None], tl.arange(0, TILE_W)[None, :]
-    q = _filter(_divergence(w + cut * 6 * N, N, y, x, H, W), cosines_x, cosines_y, spectrum, y, x, H, W)
-    tl.store(p + cut * N + y * W + x, q, (y < H) & (x < W))
-
-
-@triton.jit
-def _adjoint_kernel(p, w, cosines_x, cosines_y, spectrum, H, W, TILE_H: tl.constexpr, TILE_W: tl.constexpr):
-    N, cut = H * W, tl.program_id(0).to(tl.int64)
-    y, x = tl.arange(0, TILE_H)[:, None], tl.arange(0, TILE_W)[None, :]
-    at, inside = y * W + x, (y < H) & (x < W)
-    w += cut * 6 * N
-    q = _filter(tl.load(p + cut * N + at, inside, 0.0), cosines_x, cosines_y, spectrum, y, x, H, W)
-    tl.store(w + 4 * N + at, -q, inside)
-    tl.store(w + 5 * N + at, q, inside)
-    tl.debug_barrier()  # the neighbours' values have just been written by other threads of this program
-    _store_differences(w, N, w + 5 * N, q, y, x, H, W)
-
-
-@triton.jit
-def _tile_pixels(H, W, TILE_H: tl.constexpr, TILE_W: tl.constexpr):
-    """Return the pixels (y, x) of this program's tile."""
-    columns = tl.cdiv(W, TILE_W)
-    y = (tl.program_id(1) // columns) * TILE_H + tl.arange(0, TILE_H)[:, None]
-    x = (tl.program_id(1) % columns) * TILE_W + tl.arange(0, TILE_W)[None, :]
-    return y, x
-
-
-@triton.jit
-def _divergence_kernel(w, out, H, W, TILE_H: tl.constexpr, TILE_W: tl.constexpr):
-    N, cut = H * W, tl.program_id(0).to(tl.int64)
-    y, x = _tile_pixels(H, W, TILE_H, TILE_W)
-    tl.store(out + cut * N + y * W + x, _divergence(w + cut * 6 * N, N, y, x, H, W), (y < H) & (x < W))
-
-
-@triton.jit
-def _differences_kernel(p, w, H, W, TILE_H: tl.constexpr, TILE_W: tl.constexpr):
-    N, cut = H * W, tl.program_id(0).to(tl.int64)
-    y, x = _tile_pixels(H, W, TILE_H, TILE_W)
-    at, inside = y * W + x, (y < H) & (x < W)
-    p += cut * N
-    w += cut * 6 * N
-    here = tl.load(p + at, inside, 0.0)
-    _store_differences(w, N, p, here, y, x, H, W)
-    tl.store(w + 4 * N + at, -here, inside)
-    tl.store(w + 5 * N + at, here, inside)
-
-
-@triton.jit
-def _reorder_kernel(q, out, H, W, INVERSE: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr):
-    y, x = _tile_pixels(H, W, TILE_H, TILE_W)
+def _reorder_kernel(q, out, H, W, INVERSE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr):
+    cut, _, y, x = _block_pixels(H, W, BLOCK_H, BLOCK_W)
     inside = (y < H) & (x < W)
     if INVERSE:
         from_y, from_x = tl.where(y % 2 == 0, y // 2, H - 1 - y // 2), tl.where(x % 2 == 0, x // 2, W - 1 - x // 2)
     else:
         from_y = tl.where(2 * y < H, 2 * y, 2 * (H - 1 - y) + 1)
         from_x = tl.where(2 * x < W, 2 * x, 2 * (W - 1 - x) + 1)
-    start = tl.program_id(0).to(tl.int64) * H * W
+    start = cut * H * W
     tl.store(out + start + y * W + x, tl.load(q + start + from_y * W + from_x, inside, 0.0), inside)
 
 
@@ -134,12 +332,12 @@ def _complex_product(a, b, c, d):
 
 
 @triton.jit
-def _scale_modes_kernel(V, out, spectrum, phases_x, phases_y, H, W, TILE_H: tl.constexpr, TILE_W: tl.constexpr):
+def _scale_modes_kernel(V, out, spectrum, phases_x, phases_y, H, W, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr):
     half = W // 2 + 1
-    y, x = _tile_pixels(H, half, TILE_H, TILE_W)
+    cut, _, y, x = _block_pixels(H, half, BLOCK_H, BLOCK_W)
     inside = (y < H) & (x < half)
     my, mx = (H - y) % H, (W - x) % W  # the mirrored modes
-    start = tl.program_id(0).to(tl.int64) * H * half * 2
+    start = cut * H * half * 2
     here, mirror = V + start + 2 * (y * half + x), V + start + 2 * (my * half + x)
     cx, sx = tl.load(phases_x + 2 * x, x < half, 0.0), tl.load(phases_x + 2 * x + 1, x < half, 0.0)
     cy, sy = tl.load(phases_y + 2 * y, y < H, 0.0), tl.load(phases_y + 2 * y + 1, y < H, 0.0)
@@ -174,7 +372,7 @@ class TritonFFTDCT(FFTDCT):
 
 def reorder(q: Tensor, inverse: bool = False) -> Tensor:
     """Return q with the even samples of both axes first and the odd ones behind them in reverse, or invert that."""
-    return _launch_tiled(_reorder_kernel, q, torch.empty_like(q, memory_format=torch.contiguous_format), inverse)
+    return _launch_blocks(_reorder_kernel, q, torch.empty_like(q, memory_format=torch.contiguous_format), inverse)
 
 
 def scale_modes(V: Tensor, spectrum: Tensor, phases_x: Tensor, phases_y: Tensor) -> Tensor:
@@ -182,57 +380,138 @@ def scale_modes(V: Tensor, spectrum: Tensor, phases_x: Tensor, phases_y: Tensor)
     H, W = spectrum.shape
     pairs = torch.view_as_real(V.contiguous())
     out = torch.empty_like(pairs)
-    grid = (V.numel() // (H * (W // 2 + 1)), triton.cdiv(H, 8) * triton.cdiv(W // 2 + 1, 64))
-    if grid[0]:
+    cuts = V.numel() // (H * (W // 2 + 1))
+    if cuts:
         with device_of(V):
+            grid = (cuts * triton.cdiv(H, 8) * triton.cdiv(W // 2 + 1, 64),)
             _scale_modes_kernel[grid](pairs, out, spectrum, phases_x, phases_y, H, W, 8, 64)
     return torch.view_as_complex(out)
 
 
-def vertices(w: Tensor, cosines_x: Tensor, cosines_y: Tensor, spectrum: Tensor) -> Tensor:
+class FilterTables(nn.Module):
+    """The constants of a filter by products of halves, in tiles of at most 64 x 64 pixels.
+
+    `response` (H, W) is the factor of every mode of a tile, in float64. `constant` is that of the constant mode of an
+    image of `pixels`, where the tile is only a part of it.
+
+    Tables are the cosines and the differences of neighbouring cosines, as bits of float16: a conversion of the layer to
+    another precision leaves them alone. They are zero outside the tile. `spectrum` is transposed and scaled. Behind it
+    are the factor that undoes all scales, 1 / pixels, and `constant`.
+    """
+
+    spectrum: Tensor
+    table_x: Tensor
+    table_y: Tensor
+
+    def __init__(self, response: Tensor, device: torch.device, pixels: int = 1, constant: float = 0.0) -> None:
+        super().__init__()
+        self.shape = tuple(response.shape)
+        self.tile = tuple(max(16, triton.next_power_of_2(n)) for n in self.shape)
+        top = 2.0 ** math.ceil(math.log2(response.abs().max().item()))
+        self.rescale = response.abs().max().item() > MAX_SPECTRUM_RANGE * _smallest_mode(response)
+        spectrum = torch.zeros(self.tile[::-1], dtype=torch.float64, device="cpu")
+        spectrum[: self.shape[1], : self.shape[0]] = response.T / (8 * top)
+        scales = torch.tensor([top / 512, 1 / pixels, constant], dtype=torch.float64, device="cpu")
+        self.register_buffer("spectrum", torch.cat([spectrum.flatten(), scales]).to(device, torch.float32), False)
+        for axis, name in enumerate(("table_y", "table_x")):
+            self.register_buffer(name, _half_tables(self.shape[axis], self.tile[axis]).to(device), False)
+
+
+def _smallest_mode(response: Tensor) -> float:
+    """Return the smallest factor of a mode that is not constant."""
+    others = response.abs().flatten()[1:]
+    return others.min().item() if len(others) else math.inf
+
+
+def _half_tables(n: int, size: int) -> Tensor:
+    """Return 8 C and 8 times the differences of its columns (2, 2, size, size): high and low halves, as bits."""
+    tables = torch.zeros(2, size, size, dtype=torch.float64, device="cpu")
+    tables[0, :n, :n] = 8 * dct_matrix(n)
+    tables[1, :n, : n - 1] = tables[0, :n, : n - 1] - tables[0, :n, 1:n]
+    high = tables.half()
+    return torch.stack([high, (tables - high.double()).half()], 1).view(torch.int16)
+
+
+def vertices(w: Tensor, tables: FilterTables) -> Tensor:
     """Return p (..., H, W) for w (..., 6, H, W)."""
-    out = w.new_empty(*w.shape[:-3], *w.shape[-2:])
-    return _launch_fused(_vertices_kernel, w, out, cosines_x, cosines_y, spectrum)
+    return _launch_fused(_vertices_kernel, w, w.new_empty(*w.shape[:-3], *w.shape[-2:]), tables)
 
 
-def vertices_adjoint(p: Tensor, cosines_x: Tensor, cosines_y: Tensor, spectrum: Tensor) -> Tensor:
+def vertices_adjoint(p: Tensor, tables: FilterTables) -> Tensor:
+    """Return the gradient of w (..., 6, H, W) for a gradient of p (..., H, W)."""
+    return _launch_fused(_adjoint_kernel, p, p.new_empty(*p.shape[:-2], 6, *p.shape[-2:]), tables)
+
+
+def vertices_in_tiles(w: Tensor, tables: FilterTables) -> Tensor:
+    """Return p (..., H, W) for w (..., 6, H, W)."""
+    H, W = w.shape[-2:]
+    blocks = triton.cdiv(H, BLOCK_H) * triton.cdiv(W, BLOCK_W)
+    sums = w.new_empty(*w.shape[:-3], blocks)
+    q = _launch_blocks(_divergence_kernel, w, w.new_empty(*w.shape[:-3], H, W), sums, True)
+    return _launch_tiles(_tile_vertices_kernel, q, sums.sum(-1), torch.empty_like(q), tables)
+
+
+def adjoint_in_tiles(p: Tensor, tables: FilterTables) -> Tensor:
     """Return the gradient of w (..., 6, H, W) for a gradient of p (..., H, W)."""
     out = p.new_empty(*p.shape[:-2], 6, *p.shape[-2:])
-    return _launch_fused(_adjoint_kernel, p, out, cosines_x, cosines_y, spectrum)
+    return _launch_tiles(_tile_adjoint_kernel, p, p.sum((-2, -1)), out, tables)
 
 
 def divergence(w: Tensor) -> Tensor:
     """Return B'w (..., H, W) on the pixels for w (..., 6, H, W)."""
-    return _launch_tiled(_divergence_kernel, w, w.new_empty(*w.shape[:-3], *w.shape[-2:]))
+    out = w.new_empty(*w.shape[:-3], *w.shape[-2:])
+    return _launch_blocks(_divergence_kernel, w, out, out, False)
 
 
 def differences(p: Tensor) -> Tensor:
     """Return Bp (..., 6, H, W) on the edges for p (..., H, W), the terminals at zero."""
-    return _launch_tiled(_differences_kernel, p, p.new_empty(*p.shape[:-2], 6, *p.shape[-2:]))
+    return _launch_blocks(_differences_kernel, p, p.new_empty(*p.shape[:-2], 6, *p.shape[-2:]))
 
 
-def _launch_fused(
-    kernel: Any, x: Tensor, out: Tensor, cosines_x: Tensor, cosines_y: Tensor, spectrum: Tensor
-) -> Tensor:
+def _launch_fused(kernel: Any, x: Tensor, out: Tensor, tables: FilterTables) -> Tensor:
     """Run a kernel with one program per cut."""
-    H, W = spectrum.shape
-    cuts = min(x.numel(), out.numel()) // (H * W)
+    cuts = _count_cuts(x, out)
     if cuts:
-        tile = [max(16, triton.next_power_of_2(n)) for n in (H, W)]
+        constants = (tables.table_x, tables.table_y, tables.spectrum, *tables.shape, *tables.tile, tables.rescale)
         with device_of(x):
-            kernel[(cuts,)](x.contiguous(), out, cosines_x, cosines_y, spectrum, H, W, *tile)
+            kernel[(cuts,)](x.contiguous(), out, *constants, num_warps=FUSED_WARPS)
     return out
 
 
-def _launch_tiled(kernel: Any, x: Tensor, out: Tensor, *flags: bool) -> Tensor:
-    """Run a kernel with one program per cut and tile of 8 x 128 pixels."""
+def _launch_tiles(kernel: Any, x: Tensor, sums: Tensor, out: Tensor, tables: FilterTables) -> Tensor:
+    """Run a kernel with one program per cut and overlapping tile."""
     H, W = out.shape[-2:]
-    cuts = min(x.numel(), out.numel()) // (H * W)
-    if cuts:
-        tiles = triton.cdiv(H, 8) * triton.cdiv(W, 128)
+    kept = TILE - 2 * MARGIN
+    tiles = _count_cuts(x, out) * triton.cdiv(H, kept) * triton.cdiv(W, kept)
+    if tiles:
+        constants = (tables.table_x, tables.spectrum, H, W, TILE, MARGIN, tables.rescale)
         with device_of(x):
-            kernel[(cuts, tiles)](x.contiguous(), out, H, W, *flags, 8, 128)
+            kernel[(tiles,)](x.contiguous(), sums, out, *constants, num_warps=TILE_WARPS)
     return out
+
+
+def _launch_blocks(kernel: Any, x: Tensor, out: Tensor, *options: Any) -> Tensor:
+    """Run a kernel with one program per cut and block of pixels."""
+    H, W = out.shape[-2:]
+    blocks = _count_cuts(x, out) * triton.cdiv(H, BLOCK_H) * triton.cdiv(W, BLOCK_W)
+    if blocks:
+        with device_of(x):
+            kernel[(blocks,)](x.contiguous(), out, H, W, *options, BLOCK_H, BLOCK_W)
+    return out
+
+
+def _count_cuts(x: Tensor, out: Tensor) -> int:
+    """Return the number of cuts; the smaller of the two tensors has one value per pixel."""
+    return min(x.numel(), out.numel()) // math.prod(out.shape[-2:])
+
+
+def fits_tiles(shape: tuple[int, ...], decay: float) -> bool:
+    """Return whether an image is solved in overlapping tiles.
+
+    `decay` is the factor per pixel by which the effect of a pixel decays along an axis. Tiles are reflected once at
+    each border, so neither side may be shorter than a tile without one margin.
+    """
+    return min(shape) >= TILE - MARGIN and decay**MARGIN <= MAX_TILE_ERROR
 
 
 def is_supported(device: torch.device) -> bool:
@@ -241,5 +520,8 @@ def is_supported(device: torch.device) -> bool:
 
 
 def device_of(x: Tensor) -> AbstractContextManager[object]:
-    """Make the device of x the current one, where Triton launches kernels; compiled code does so itself."""
-    return nullcontext() if torch.compiler.is_compiling() else torch.cuda.device_of(x)
+    """Make the device of x the current one, where Triton launches kernels; compiled code does so itself.
+
+    On the CPU, where Triton's interpreter runs kernels, there is nothing to do.
+    """
+    return torch.cuda.device_of(x) if x.is_cuda and not torch.compiler.is_compiling() else nullcontext()
