@@ -39,8 +39,8 @@ MAX_FUSED_SIZE = 64  # the largest side of a cut in registers
 TILE, MARGIN = 64, 12  # of overlapping tiles
 MAX_TILE_ERROR = 1.5e-7  # what remains of the effect of a pixel at the distance MARGIN; about an epsilon of float32
 MAX_SPECTRUM_RANGE = 256  # between the modes of one cut, up to which one scale is enough for float16
-FUSED_WARPS = 4  # of a program that solves one cut
-TILE_WARPS = 4  # of a program that solves one tile
+FUSED_WARPS, FUSED_ADJOINT_WARPS = 4, 4  # of a program that solves one cut
+TILE_WARPS, TILE_ADJOINT_WARPS = 4, 4  # of a program that solves one tile
 BLOCK_H, BLOCK_W = 8, 128  # the pixels of a program without products
 
 
@@ -434,12 +434,14 @@ def _half_tables(n: int, size: int) -> Tensor:
 
 def vertices(w: Tensor, tables: FilterTables) -> Tensor:
     """Return p (..., H, W) for w (..., 6, H, W)."""
-    return _launch_fused(_vertices_kernel, w, w.new_empty(*w.shape[:-3], *w.shape[-2:]), tables)
+    out = w.new_empty(*w.shape[:-3], *w.shape[-2:])
+    return _launch_fused(_vertices_kernel, w, out, tables, FUSED_WARPS)
 
 
 def vertices_adjoint(p: Tensor, tables: FilterTables) -> Tensor:
     """Return the gradient of w (..., 6, H, W) for a gradient of p (..., H, W)."""
-    return _launch_fused(_adjoint_kernel, p, p.new_empty(*p.shape[:-2], 6, *p.shape[-2:]), tables)
+    out = p.new_empty(*p.shape[:-2], 6, *p.shape[-2:])
+    return _launch_fused(_adjoint_kernel, p, out, tables, FUSED_ADJOINT_WARPS)
 
 
 def vertices_in_tiles(w: Tensor, tables: FilterTables) -> Tensor:
@@ -448,19 +450,19 @@ def vertices_in_tiles(w: Tensor, tables: FilterTables) -> Tensor:
     blocks = triton.cdiv(H, BLOCK_H) * triton.cdiv(W, BLOCK_W)
     sums = w.new_empty(*w.shape[:-3], blocks)
     q = _launch_blocks(_divergence_kernel, w, w.new_empty(*w.shape[:-3], H, W), sums, True)
-    return _launch_tiles(_tile_vertices_kernel, q, sums.sum(-1), torch.empty_like(q), tables)
+    return _launch_tiles(_tile_vertices_kernel, q, sums.sum(-1), torch.empty_like(q), tables, TILE_WARPS)
 
 
 def adjoint_in_tiles(p: Tensor, tables: FilterTables) -> Tensor:
     """Return the gradient of w (..., 6, H, W) for a gradient of p (..., H, W)."""
     out = p.new_empty(*p.shape[:-2], 6, *p.shape[-2:])
-    return _launch_tiles(_tile_adjoint_kernel, p, p.sum((-2, -1)), out, tables)
+    return _launch_tiles(_tile_adjoint_kernel, p, p.sum((-2, -1)), out, tables, TILE_ADJOINT_WARPS)
 
 
 def divergence(w: Tensor) -> Tensor:
     """Return B'w (..., H, W) on the pixels for w (..., 6, H, W)."""
     out = w.new_empty(*w.shape[:-3], *w.shape[-2:])
-    return _launch_blocks(_divergence_kernel, w, out, out, False)
+    return _launch_blocks(_divergence_kernel, w, out, w, False)  # w stands for the sums, which are not stored
 
 
 def differences(p: Tensor) -> Tensor:
@@ -468,17 +470,17 @@ def differences(p: Tensor) -> Tensor:
     return _launch_blocks(_differences_kernel, p, p.new_empty(*p.shape[:-2], 6, *p.shape[-2:]))
 
 
-def _launch_fused(kernel: Any, x: Tensor, out: Tensor, tables: FilterTables) -> Tensor:
+def _launch_fused(kernel: Any, x: Tensor, out: Tensor, tables: FilterTables, warps: int) -> Tensor:
     """Run a kernel with one program per cut."""
     cuts = _count_cuts(x, out)
     if cuts:
         constants = (tables.table_x, tables.table_y, tables.spectrum, *tables.shape, *tables.tile, tables.rescale)
         with device_of(x):
-            kernel[(cuts,)](x.contiguous(), out, *constants, num_warps=FUSED_WARPS)
+            kernel[(cuts,)](x.contiguous(), out, *constants, num_warps=warps)
     return out
 
 
-def _launch_tiles(kernel: Any, x: Tensor, sums: Tensor, out: Tensor, tables: FilterTables) -> Tensor:
+def _launch_tiles(kernel: Any, x: Tensor, sums: Tensor, out: Tensor, tables: FilterTables, warps: int) -> Tensor:
     """Run a kernel with one program per cut and overlapping tile."""
     H, W = out.shape[-2:]
     kept = TILE - 2 * MARGIN
@@ -486,7 +488,7 @@ def _launch_tiles(kernel: Any, x: Tensor, sums: Tensor, out: Tensor, tables: Fil
     if tiles:
         constants = (tables.table_x, tables.spectrum, H, W, TILE, MARGIN, tables.rescale)
         with device_of(x):
-            kernel[(tiles,)](x.contiguous(), sums, out, *constants, num_warps=TILE_WARPS)
+            kernel[(tiles,)](x.contiguous(), sums, out, *constants, num_warps=warps)
     return out
 
 
