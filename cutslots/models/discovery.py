@@ -22,7 +22,7 @@ import cutslots
 from cutslots.models import model_card
 from cutslots.models.mask_kinds import DEFAULT_MASK_KIND, MaskKind, VideoMaskKind
 from cutslots.models.training_data import TrainingData
-from cutslots.modules import graph_ocl, slot_attention, vit  # noqa: F401  they register parts
+from cutslots.modules import graph_ocl, patch_vit, pretrained, slot_attention, vit  # noqa: F401  they register parts
 from cutslots.modules.base import exportable, first_parameter, to_channels_last
 from cutslots.modules.decoders import DECODERS, Decoder, DecoderConfig, DecoderOutput, SpatialBroadcastConfig
 from cutslots.modules.encoders import ENCODERS, CNNConfig, Encoder, EncoderConfig
@@ -122,7 +122,7 @@ class Discovery(
         if isinstance(decoder, FeatureDecoder) and any(p.requires_grad for p in encoder.parameters()):
             raise ValueError(
                 f"the decoder {type(decoder).__name__} reconstructs the features of an encoder that is trained, which "
-                "could make them constant; expected a frozen encoder, such as --encoder vit"
+                "could make them constant; expected a frozen encoder, such as --encoder vit or --encoder pretrained"
             )
         self.encoder, self.slots, self.decoder = encoder, slots, decoder
         self.config: ModelConfig | None = None
