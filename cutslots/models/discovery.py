@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from huggingface_hub import ModelHubMixin
@@ -33,6 +33,8 @@ from cutslots.registry import PartConfig, Range, Registry
 if TYPE_CHECKING:
     from cutslots.inference.prediction import Prediction
     from cutslots.inference.prepare import Images
+
+M = TypeVar("M", bound=nn.Module)
 
 MAX_CLIP_PIXELS = 2**26  # of a training sample
 
@@ -341,7 +343,7 @@ def check_finite(model: Discovery, **outputs: Tensor) -> None:
             )
 
 
-def channels_last(model: Discovery) -> Discovery:
+def channels_last(model: M) -> M:
     """Put the weights into the memory format in which convolutions are fastest."""
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
