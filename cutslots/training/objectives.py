@@ -130,7 +130,7 @@ class SimMIMConfig(ObjectiveConfig):
     """Share of the patches that are masked."""
     mask_size: Annotated[int, Range(1, 1024)] = 16
     """Height and width of masked patches, in pixels."""
-    min_crop: Annotated[float, Range(1e-4, 1)] = 0.6
+    min_crop: Annotated[float, Range(1e-4, 1)] = 0.2
     """Augmentation: smallest area of a crop, relative to the image."""
 
 
@@ -145,7 +145,7 @@ class SimMIM(Objective):
         image_size: Sequence[int],
         mask_ratio: float = 0.6,
         mask_size: int = 16,
-        min_crop: float = 0.6,
+        min_crop: float = 0.2,
     ) -> None:
         super().__init__()
         self.image_size, self.mask_ratio, self.mask_size = check_size(image_size), mask_ratio, mask_size
