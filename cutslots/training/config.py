@@ -127,10 +127,14 @@ class RunConfig:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return the config that `to_dict` was called on."""
         known = {field.name for field in dataclasses.fields(cls)}
-        given = {name: value for name, value in values.items() if name in known}
+        given = {name: _without_lists(value) for name, value in values.items() if name in known}
         parts = {name: registry.from_dict(given[name]) for name, registry in cls.parts.items()}
         paths = {name: Path(given[name]) for name in PATHS if given.get(name) is not None}
         return cls(**given | parts | paths | {"plugins": ()})  # whose parts are registered by now
+
+
+def _without_lists(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value  # JSON has no tuples
 
 
 @dataclass(frozen=True, kw_only=True)
