@@ -107,7 +107,7 @@ def adjust_saturation(image: Tensor, factor: Tensor) -> Tensor:
 
 
 def rotate_hue(image: Tensor, turns: Tensor) -> Tensor:
-    """Return images whose chroma is rotated in the plane of I and Q by `turns` (B,): luma stays, apart from clipping."""
+    """Return images whose chroma is rotated in the plane of I and Q by `turns` (B,). Luma stays, but for clipping."""
     to_yiq = torch.tensor(YIQ, dtype=image.dtype, device=image.device)
     cos, sin = torch.cos(2 * math.pi * turns), torch.sin(2 * math.pi * turns)
     one, zero = torch.ones_like(cos), torch.zeros_like(cos)
@@ -148,7 +148,10 @@ def blur(image: Tensor, sigma: Tensor, radius: int) -> Tensor:
     weights = torch.exp(-0.5 * (offsets / sigma.to(image.dtype)[:, None]) ** 2)
     weights = (weights / weights.sum(1, keepdim=True)).repeat_interleave(3, 0)[:, None]  # (3 B, 1, taps)
     flat = image.flatten(0, 1)[None]  # every channel of every image has a kernel of its own
-    for kernel, padding in ((weights[..., None, :], (radius, radius, 0, 0)), (weights[..., None], (0, 0, radius, radius))):
+    for kernel, padding in (
+        (weights[..., None, :], (radius, radius, 0, 0)),
+        (weights[..., None], (0, 0, radius, radius)),
+    ):
         flat = F.conv2d(F.pad(flat, padding, mode="replicate"), kernel, groups=flat.shape[1])
     return flat[0].unflatten(0, image.shape[:2])
 

@@ -186,7 +186,7 @@ def feature_grid(model: PretrainingModel, data: Dataset, count: int, fabric: Fab
 def write_pretraining_report(folder: Path, config: PretrainConfig, grid: Image.Image, device: str) -> None:
     """Write report.html of the run in `folder`, with an image of features."""
     history = read_lines(folder / "metrics.jsonl")
-    means = next((line["val"] for line in reversed(history) if "val" in line), {})
+    means: dict[str, float] = next((line["val"] for line in reversed(history) if "val" in line), {})
     shares = {"contrastive accuracy": "accuracy", "ARI-FG of clusters": "cluster_ari_fg"}
     figures = {label: f"{100 * means[name]:.1f}" for label, name in shares.items() if name in means}
     ranks = {"rank of images": "image_rank", "rank of positions": "position_rank"}

@@ -179,7 +179,10 @@ def nested(config, part, **options):
         (lambda c: nested(c, "encoder", channels=True), "channels is True; expected an integer"),
         (lambda c: nested(c, "encoder", kernel_sizes=3), "kernel_sizes is 3; expected at most 64 values, each an int"),
         (lambda c: nested(c, "encoder", kernel_sizes=[2]), "kernel_sizes is (2,); expected an odd integer"),
-        (lambda c: nested(c, "encoder", name="unet"), "encoder is 'unet'; expected one of cnn, resnet, patch-vit, pretrained, vit"),
+        (
+            lambda c: nested(c, "encoder", name="unet"),
+            "encoder is 'unet'; expected one of cnn, resnet, patch-vit, pretrained, vit",
+        ),
         (lambda c: nested(c, "slots", partition={"name": "knife"}), "partition is 'knife'; expected one of cut, softm"),
         (lambda c: c | {"slots": {"num_slots": 3}}, 'expected an object with a "name" and options'),
         (

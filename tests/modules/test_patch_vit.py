@@ -48,7 +48,9 @@ def test_features_are_a_grid_of_patches(size, grid):
     x = torch.randn(2, 3, *size)
     features = encoder(x)
     assert features.shape == (2, 16, *grid) and encoder.out_size(size) == grid and encoder.out_channels == 16
-    tokens = [encoder.patches(x[:, :, 4 * i : 4 * i + 4, 4 * j : 4 * j + 4]) for i in range(grid[0]) for j in range(grid[1])]
+    tokens = [
+        encoder.patches(x[:, :, 4 * i : 4 * i + 4, 4 * j : 4 * j + 4]) for i in range(grid[0]) for j in range(grid[1])
+    ]
     tokens = torch.cat([token.flatten(2) for token in tokens], 2).mT + sine_positions(grid, 16)
     for layer in encoder.layers:
         tokens = layer(tokens)

@@ -152,7 +152,11 @@ DAMAGES = {
     "too large": ("config.json", b'{"name": "cnn", "channels": 65536}', "parameters; expected at most 1e"),
     "another size": ("config.json", b'{"name": "resnet", "channels": 7}', "does not fit its config.json: "),
     "cut off": ("model.safetensors", b"\x10\x00", "is not a complete safetensors file"),
-    "a plugin's": ("config.json", b'{"name": "own", "plugins": ["own.py"]}', "an encoder with parts of the plugin own.py"),
+    "a plugin's": (
+        "config.json",
+        b'{"name": "own", "plugins": ["own.py"]}',
+        "an encoder with parts of the plugin own.py",
+    ),
 }
 
 

@@ -67,7 +67,7 @@ def test_boxes_lie_in_the_image_and_have_the_areas_asked_for():
     top, left, height, width = random_boxes(torch.zeros(4000, 3, 8, 8), 0.3).unbind(1)
     assert min(top.min(), left.min()) >= 0 and (top + height).max() <= 1 + 1e-6 and (left + width).max() <= 1 + 1e-6
     area, free = height * width, (height < 1) & (width < 1)  # a long box of a large area is cut off
-    assert 0.3 - 1e-6 <= area[free].min() and area.max() <= 1
+    assert area[free].min() >= 0.3 - 1e-6 and area.max() <= 1
     assert torch.all((width / height)[free].log().abs() <= math.log(4 / 3) + 1e-5)
     assert (area < 0.4).any() and (area > 0.9).any() and (top > 0.3).any()
 
@@ -174,7 +174,7 @@ def test_views_have_values_of_images(image):
     torch.manual_seed(0)
     for _ in range(20):
         view = augment(image, Augmentation(0.05, 1.0, 0.5, 0.5))
-        assert view.shape == image.shape and view.dtype == image.dtype and 0 <= view.min() and view.max() <= 1 + 1e-6
+        assert view.shape == image.shape and view.dtype == image.dtype and view.min() >= 0 and view.max() <= 1 + 1e-6
 
 
 def test_crops_of_uniform_images_are_uniform():

@@ -105,7 +105,9 @@ def test_a_step_written_out(tmp_path):
         losses.append(loss.item())
     folder = pretrain(config)
     assert lines(folder)[0]["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
-    for (name, value), expected in zip(load_encoder(folder).named_parameters(), model.encoder.parameters(), strict=True):
+    for (name, value), expected in zip(
+        load_encoder(folder).named_parameters(), model.encoder.parameters(), strict=True
+    ):
         torch.testing.assert_close(value, expected, rtol=0, atol=0.2 * config.lr, msg=name)
 
 
@@ -182,7 +184,9 @@ def test_a_folder_of_photographs(tmp_path, rng):
     """Images without masks: there are no clusters to compare."""
     (tmp_path / "photos" / "images").mkdir(parents=True)
     for i in range(12):
-        Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)).save(tmp_path / "photos" / "images" / f"{i}.png")
+        Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)).save(
+            tmp_path / "photos" / "images" / f"{i}.png"
+        )
     changes = {"data": str(tmp_path / "photos"), "num_images": 8, "max_steps": 2}
     metrics = lines(pretrain(small_pretraining(tmp_path / "run", **changes)))[-1]["val"]
     assert metrics.keys() == {"loss", "accuracy", "image_rank", "position_rank"}
