@@ -12,7 +12,9 @@ generator, which the training loop seeds before every step: a resumed run sees t
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,6 +23,7 @@ from torch.nn import functional as F
 
 LUMA = (0.299, 0.587, 0.114)  # of red, green and blue
 YIQ = (LUMA, (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))  # hue is the angle of (I, Q)
+RGB = torch.linalg.inv(torch.tensor(YIQ, dtype=torch.float64)).tolist()  # the way back
 MAX_LOG_ASPECT = math.log(4 / 3)  # of boxes, width to height
 MAX_SIGMA = 2 / 224  # of blurs, relative to the smaller side: 2 pixels at the size for which SimCLR chose it
 JITTER_PROBABILITY = 0.8
@@ -37,11 +40,25 @@ class Augmentation(NamedTuple):
 
 
 def augment(image: Tensor, strength: Augmentation) -> Tensor:
-    """Return a random view of each image."""
-    view = random_flips(random_crops(image, strength.min_crop))
-    view = color_jitter(view, strength.jitter)
-    view = random_grayscale(view, strength.grayscale)
-    return random_blur(view, strength.blur)
+    """Return a random view of each image, without gradients."""
+    with full_precision(image):
+        view = random_flips(random_crops(image, strength.min_crop))
+        view = color_jitter(view, strength.jitter)
+        view = random_grayscale(view, strength.grayscale)
+        return random_blur(view, strength.blur)
+
+
+def crop_and_flip(image: Tensor, min_area: float) -> Tensor:
+    """Return a random box of each image, mirrored at random, without gradients."""
+    with full_precision(image):
+        return random_flips(random_crops(image, min_area))
+
+
+@contextlib.contextmanager
+def full_precision(image: Tensor) -> Iterator[None]:
+    """Compute without autocast, whose half precision would move pixels, and without gradients."""
+    with torch.no_grad(), torch.autocast(image.device.type, enabled=False):
+        yield
 
 
 # ----------------------------------------------------------------------------------------------------------- geometry
@@ -108,13 +125,16 @@ def adjust_saturation(image: Tensor, factor: Tensor) -> Tensor:
 
 def rotate_hue(image: Tensor, turns: Tensor) -> Tensor:
     """Return images whose chroma is rotated in the plane of I and Q by `turns` (B,). Luma stays, but for clipping."""
-    to_yiq = torch.tensor(YIQ, dtype=image.dtype, device=image.device)
-    cos, sin = torch.cos(2 * math.pi * turns), torch.sin(2 * math.pi * turns)
-    one, zero = torch.ones_like(cos), torch.zeros_like(cos)
-    rows = (one, zero, zero), (zero, cos, -sin), (zero, sin, cos)
-    rotation = torch.stack([torch.stack(row, 1) for row in rows], 1).to(image.dtype)
-    matrix = torch.linalg.inv(to_yiq) @ rotation @ to_yiq
-    return torch.einsum("bij,bjhw->bihw", matrix, image).clamp(0, 1)
+    angle = (2 * math.pi * turns).to(image.dtype).view(-1, 1, 1)
+    y, i, q = _mix(image.unbind(1), YIQ)
+    rotated = y, angle.cos() * i - angle.sin() * q, angle.sin() * i + angle.cos() * q
+    return torch.stack(_mix(rotated, RGB), 1).clamp(0, 1)
+
+
+def _mix(channels: Sequence[Tensor], matrix: Sequence[Sequence[float]]) -> list[Tensor]:
+    """Return a matrix times channels. Its numbers stay in Python: copying them to a device would make it wait."""
+    a, b, c = channels
+    return [x * a + y * b + z * c for x, y, z in matrix]
 
 
 def random_grayscale(image: Tensor, probability: float) -> Tensor:

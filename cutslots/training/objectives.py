@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from cutslots.modules.base import PartModule, Positive, check_size, to_channels_last, upcast_half
 from cutslots.modules.encoders import Encoder
 from cutslots.registry import PartConfig, Range, Registry
-from cutslots.training.augment import Augmentation, augment, random_crops, random_flips
+from cutslots.training.augment import Augmentation, augment, crop_and_flip
 
 Probability = Annotated[float, Range(0, 1)]
 
@@ -100,8 +100,7 @@ class SimCLR(Objective):
         self.projection = nn.Sequential(*layers)
 
     def forward(self, encoder: Encoder, image: Tensor) -> ObjectiveOutput:
-        with torch.no_grad():
-            views = torch.cat([augment(image, self.strength) for _ in range(2)])
+        views = torch.cat([augment(image, self.strength) for _ in range(2)])
         features = encoder(to_channels_last(encoder.normalize(views)))
         return nt_xent(self.projection(features.mean((2, 3))), self.temperature)
 
@@ -166,9 +165,8 @@ class SimMIM(Objective):
         self.prediction = nn.Conv2d(feature_channels, 3 * self.stride**2, 1)
 
     def forward(self, encoder: Encoder, image: Tensor) -> ObjectiveOutput:
-        with torch.no_grad():
-            view = random_flips(random_crops(image, self.min_crop))
-            masked = self.random_mask(view)
+        view = crop_and_flip(image, self.min_crop)
+        masked = self.random_mask(view)
         seen = torch.where(masked, self.mask_token.to(view.dtype)[:, None, None], encoder.normalize(view))
         error = (upcast_half(self.predict(encoder(to_channels_last(seen)))) - view).abs()
         return ObjectiveOutput((error * masked).sum() / (3 * masked.sum()), {})

@@ -17,6 +17,7 @@ from cutslots.training.augment import (
     blur,
     color_jitter,
     crop,
+    crop_and_flip,
     luma,
     random_blur,
     random_boxes,
@@ -162,6 +163,16 @@ def test_views_follow_from_the_seed(image):
         torch.manual_seed(seed)
         views.append(augment(image, STRENGTH))
     assert views[0].equal(views[1]) and not views[0].equal(views[2])
+
+
+def test_views_are_the_same_under_autocast(image):
+    """Half precision would move pixels."""
+    views = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            views.append((augment(image, STRENGTH), crop_and_flip(image, 0.3)))
+    assert all(a.equal(b) and a.dtype == torch.float32 for a, b in zip(*views, strict=True))
 
 
 def test_every_image_has_a_view_of_its_own(image):
