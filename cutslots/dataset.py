@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import operator
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,9 +18,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 import torch.utils.data
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from cutslots.devices import resolve_device
+from cutslots.files import errors_name_path
 
 Indices = Sequence[int] | np.ndarray | Tensor
 ImageSize = int | tuple[int, int]  # the side of a square, or (H, W)
@@ -74,6 +77,13 @@ class Dataset(torch.utils.data.Dataset[Sample], abc.ABC):
         """Return a dataset that spares reading masks if it can."""
         return self
 
+    def fingerprint(self) -> str | None:
+        """Return a text that differs if an image differs; None if the dataset cannot tell without reading all images.
+
+        With a fingerprint, what is computed from images may be cached.
+        """
+        return None
+
 
 def masks_to_show(sample: Sample, ignore_label: int | None) -> Sample:
     """Return the sample with masks of its images' size, by the nearest pixel, and with ignored pixels as background."""
@@ -120,19 +130,19 @@ class MemmapDataset(VideoDataset):
 
     def get_batch(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
         rows = check_indices(indices, len(self))
-        batch = (_take(array, rows, device) for array in (self.images, self.masks))
+        batch = (take_rows(array, rows, device) for array in (self.images, self.masks))
         return Sample(*(x[:, 0] if self.frames == 1 else x for x in batch))
 
     def get_classes(self, indices: Indices, device: torch.device | str = "cpu") -> Tensor:
         if self.classes is None:
             return super().get_classes(indices, device)
-        batch = _take(self.classes, check_indices(indices, len(self)), device)
+        batch = take_rows(self.classes, check_indices(indices, len(self)), device)
         return batch[:, 0] if self.frames == 1 else batch
 
     def get_frames(self, videos: Indices, frames: Indices, device: torch.device | str = "cpu") -> Sample:
         """Return one frame of each video; only these frames are read."""
         rows = check_indices(videos, len(self)) * self.frames + check_indices(frames, self.frames)
-        return Sample(*(_take(a.reshape(-1, *a.shape[2:]), rows, device) for a in (self.images, self.masks)))
+        return Sample(*(take_rows(a.reshape(-1, *a.shape[2:]), rows, device) for a in (self.images, self.masks)))
 
     def __getstate__(self) -> dict[str, Any]:
         """Replace mapped arrays by their paths: a worker process maps the files again."""
@@ -143,10 +153,11 @@ class MemmapDataset(VideoDataset):
             setattr(self, name, open_memmap(value) if isinstance(value, Path) else value)
 
 
-def _take(array: np.ndarray, rows: np.ndarray, device: torch.device | str) -> Tensor:
+def take_rows(array: np.ndarray, rows: np.ndarray, device: torch.device | str) -> Tensor:
     """Return rows of an array on the device, through pinned memory for CUDA so that the copy is asynchronous."""
     pinned = resolve_device(device).type == "cuda"
-    batch = torch.empty((len(rows), *array.shape[1:]), dtype=torch.uint8, pin_memory=pinned)
+    dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+    batch = torch.empty((len(rows), *array.shape[1:]), dtype=dtype, pin_memory=pinned)
     np.take(array, rows, axis=0, out=batch.numpy(), mode="clip")  # rows are in range; "raise" would copy twice
     return batch.to(device, non_blocking=pinned)
 
@@ -174,6 +185,17 @@ def check_image_size(image_size: ImageSize) -> tuple[int, int]:
     if min(pair) < 1:
         raise ValueError(f"image_size is {image_size!r}; expected a positive integer or (height, width)")
     return pair
+
+
+def create_memmap(path: Path, shape: tuple[int, ...], dtype: DTypeLike = np.uint8) -> np.memmap:
+    """Create an .npy file and map it into memory. It takes its disk space at once: on a disk that is too small, writing
+    to the map would end the process."""
+    with errors_name_path(path):
+        array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+        if hasattr(os, "posix_fallocate"):
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        return array
 
 
 def open_memmap(path: Path, mode: Literal["r", "r+"] = "r") -> np.memmap:

@@ -8,6 +8,7 @@ resized bilinearly, masks to the nearest pixel.
 from __future__ import annotations
 
 import copy
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,12 @@ class Folder(Dataset):
         data = copy.copy(self)
         data.has_masks = False
         return data
+
+    def fingerprint(self) -> str:
+        """Return a digest of the names, sizes and times of the files, which changes when a file does."""
+        facts = ((file.relative_to(self.path).as_posix(), file.stat()) for file in self.files)
+        listing = "\n".join(f"{name!r} {file.st_size} {file.st_mtime_ns}" for name, file in facts)
+        return f"{self.resize}, {hashlib.sha256(listing.encode()).hexdigest()}"
 
     def get_batch(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
         files = [self.files[i] for i in check_indices(indices, len(self))]

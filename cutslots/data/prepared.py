@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +111,10 @@ class Prepared(VideoDataset):
 
     def name(self, index: int) -> str:
         return f"{self.rows[index]:06d}"
+
+    def fingerprint(self) -> str:
+        rows = hashlib.sha256(self.rows.astype("<i8").tobytes()).hexdigest()
+        return f"{self.manifest['files']['images.npy']}, rows {rows}"
 
     def get_batch(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
         return self.cached.get_batch(self.rows[check_indices(indices, len(self))], device)

@@ -27,6 +27,10 @@ class VideoFrames(Dataset):
     def get_batch(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
         return self.videos.get_frames(*np.divmod(check_indices(indices, len(self)), self.videos.frames), device)
 
+    def fingerprint(self) -> str | None:
+        videos = self.videos.fingerprint()
+        return None if videos is None else f"{videos}, frames {self.count}"
+
     def as_videos(self) -> VideoDataset:
         return self.videos
 

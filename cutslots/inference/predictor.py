@@ -148,7 +148,7 @@ def unfamiliar_sentence(model: Discovery, names: Sequence[str], count: int, what
     verb = "is" if count == 1 or len(names) == 1 else "are"
     return (
         f"{which} {verb} far from the training data of this checkpoint{trained_on}: "
-        "the masks may not be objects, and their scores are lowered"
+        "the masks may not be objects, and their scores are lowered; for photographs see docs/photographs.md"
     )
 
 

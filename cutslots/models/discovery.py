@@ -150,8 +150,16 @@ class Discovery(
         The type and the shape are checked, the values are not: that would make the CPU wait for the GPU.
         `cutslots.prepare_images` checks them, and makes such a tensor of paths, PIL images and arrays.
         """
-        (slots, partition_masks), target = self.encode_with_target(image)
-        return make_output(slots, partition_masks, self.decode(slots, *target)._asdict())
+        return self.forward_features(self.features(image))
+
+    def forward_features(self, features: Tensor) -> ModelOutput:
+        """Return the same for the features (B, C, h, w) of images, or (B, T, C, h, w) of clips: of `features`."""
+        slots, partition_masks = self.slots(features)
+        return make_output(slots, partition_masks, self.decode(slots, *self.target(features))._asdict())
+
+    def target(self, features: Tensor) -> tuple[Tensor, ...]:
+        """Return what `decode` takes besides slots: features to reconstruct, or nothing."""
+        return (features,) if self.reconstructs_features else ()
 
     def encode(self, image: Tensor) -> Slots:
         """Return the slots (B, K, D) of images, and their masks on the feature grid."""
@@ -162,11 +170,11 @@ class Discovery(
         return self.encoder(self.normalize(image))
 
     def encode_with_target(self, image: Tensor) -> tuple[Slots, tuple[Tensor, ...]]:
-        """Return the slots of images, and what `decode` takes besides: features to reconstruct, or nothing."""
+        """Return the slots of images, and what `decode` takes besides; see `target`."""
         if not self.reconstructs_features:
             return self.encode(image), ()
         features = self.features(image)
-        return self.slots(features), (features,)
+        return self.slots(features), self.target(features)
 
     def decode(self, slots: Tensor, *target: Tensor) -> DecoderOutput | FeatureDecoderOutput:
         """Return masks and reconstruction for slots (B, K, D): with slot reconstructions of an image, or with features.
@@ -358,7 +366,7 @@ def flatten_frames(clips: Tensor, frames: int | None = None) -> Tensor:
 
 
 def unflatten_frames(decoded: DecoderOutput | FeatureDecoderOutput, clips: Tensor) -> dict[str, Tensor]:
-    """Return what was decoded from the frames of clips with the frame axis restored."""
+    """Return what was decoded from the frames of clips (B, T, ...) with the frame axis restored."""
     return {name: x.unflatten(0, clips.shape[:2]) for name, x in decoded._asdict().items()}
 
 

@@ -89,13 +89,17 @@ class PairDiscovery(Discovery):
         self.pairing = _build_pairing(pairing, slots.slot_dim, motion_dim, code_dim)
 
     def forward(self, image: Tensor) -> ModelOutput:
-        encoded, target = self.encode_with_target(flatten_frames(image, 2))
-        slots, masks = (x.unflatten(0, image.shape[:2]) for x in encoded)
+        frames = flatten_frames(image, 2)
+        return self.forward_features(self.features(frames).unflatten(0, image.shape[:2]))
+
+    def forward_features(self, features: Tensor) -> ModelOutput:
+        frames = features.flatten(0, 1)
+        slots, masks = (x.unflatten(0, features.shape[:2]) for x in self.slots(frames))
         partner, weights = self.match(slots[:, 0], slots[:, 1])
         transformed = self.transform(slots[:, 0], partner)
         # The masks of the second frame in the order of the first, as far as the matching is one to one.
         partner_masks = (weights @ masks[:, 1].flatten(2)).view_as(masks[:, 1])
-        decoded = unflatten_frames(self.decode(transformed.flatten(0, 1), *target), image)
+        decoded = unflatten_frames(self.decode(transformed.flatten(0, 1), *self.target(frames)), features)
         return make_output(transformed, torch.stack([masks[:, 0], partner_masks], 1), decoded)
 
     def match(self, s: Tensor, t: Tensor) -> MatchedSlots:

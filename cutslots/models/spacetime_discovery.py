@@ -62,11 +62,12 @@ class SpacetimeDiscovery(Discovery):
                 slots.partition.prepare(num_frames, background)
 
     def forward(self, image: Tensor) -> ModelOutput:
-        features = self.features(flatten_frames(image))
-        slots, partition_masks = self.slots(features.unflatten(0, image.shape[:2]))
-        target = (features,) if self.reconstructs_features else ()
-        decoded = unflatten_frames(self.decode(slots.flatten(0, 1), *target), image)
-        return make_output(slots, partition_masks, decoded)
+        return self.forward_features(self.features(flatten_frames(image)).unflatten(0, image.shape[:2]))
+
+    def forward_features(self, features: Tensor) -> ModelOutput:
+        slots, partition_masks = self.slots(features)
+        decoded = self.decode(slots.flatten(0, 1), *self.target(features.flatten(0, 1)))
+        return make_output(slots, partition_masks, unflatten_frames(decoded, features))
 
 
 @MODELS.register("spacetime-discovery", SpacetimeDiscoveryConfig)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 
@@ -38,6 +38,13 @@ class Encoder(PartModule):
     def normalize(self, image: Tensor) -> Tensor:
         """Map an image with values in [0, 1] to the range that the network expects, [-1, 1] by default."""
         return image * 2 - 1
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        """Return JSON values that differ if the features of an image differ; None if training changes features.
+
+        With a fingerprint, features may be computed once and cached.
+        """
+        return None
 
 
 @dataclass(frozen=True)

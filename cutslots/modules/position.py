@@ -57,7 +57,7 @@ def mask_positions(masks: Tensor) -> Tensor:
     The scale is the root mean square distance from the center along an axis. Half precision is computed in float32.
     """
     masks = upcast_half(masks)
-    yx = _coordinates(*masks.shape[-2:]).to(masks).flatten(0, 1)
+    yx = _coordinates(*masks.shape[-2:], masks.device).to(masks.dtype).flatten(0, 1)
     weight = masks.flatten(2)
     with torch.autocast(masks.device.type, enabled=False):
         weight = weight / (weight.sum(-1, keepdim=True) + 1e-6)
@@ -70,11 +70,12 @@ def append_positions(slots: Tensor, masks: Tensor, has_background: bool) -> Tens
     """Append the positions of masks to slots (B, K, D): (B, K, D + 3). The position of a background is the image."""
     position = mask_positions(masks)
     if has_background:
-        background = position.new_tensor(FULL_IMAGE).expand_as(position[:, :1])
+        # not new_tensor: a copy from the host makes the device wait, and cannot be part of a CUDA graph
+        background = torch.stack([position.new_full((position.shape[0], 1), value) for value in FULL_IMAGE], -1)
         position = torch.cat([background, position[:, 1:]], 1)
     return torch.cat([slots.to(position.dtype), position], -1)
 
 
-def _coordinates(height: int, width: int) -> Tensor:
-    axes = (torch.linspace(0, 1, n, device="cpu") for n in (height, width))
+def _coordinates(height: int, width: int, device: torch.device | str = "cpu") -> Tensor:
+    axes = (torch.linspace(0, 1, n, dtype=torch.float32, device=device) for n in (height, width))
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)

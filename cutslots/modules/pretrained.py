@@ -13,6 +13,7 @@ Two things make features of convolutions a target to reconstruct, as those of a 
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -78,6 +79,13 @@ class PretrainedEncoder(BackboneEncoder):
         self.materialize(x)
         features = self.backbone(x)
         return self.norm(F.avg_pool2d(features, self.pool) if self.pool > 1 else features)
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        if not self.frozen:
+            return None
+        files = (Path(self.checkpoint).expanduser() / name for name in (CONFIG, WEIGHTS))
+        digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+        return {"checkpoint": digests, "pool": self.pool, "layer_norm": not isinstance(self.norm, nn.Identity)}
 
 
 class PositionNorm(nn.Module):

@@ -13,6 +13,7 @@ backbone.py says how a frozen transformer is saved and loaded.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 from collections.abc import Iterator
@@ -98,6 +99,12 @@ class ViTEncoder(BackboneEncoder):
         if kind == "vit_mae":  # it sorts patches by this, and keeps all of them: load_backbone sets the mask ratio
             options["noise"] = torch.arange(size[0] * size[1], device=x.device).expand(x.shape[0], -1)
         return options
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        if not self.frozen:
+            return None
+        digest = hashlib.sha256((find_folder(self.checkpoint) / "config.json").read_bytes()).hexdigest()
+        return {"weight_norm": int(self.weight_norm), "config": digest, "normalization": self.normalization}
 
 
 # --------------------------------------------------------------------------------------------------------- checkpoints

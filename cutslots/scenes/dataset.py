@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,9 +12,18 @@ import numpy as np
 import torch
 
 import cutslots
-from cutslots.dataset import ImageSize, Indices, MemmapDataset, Sample, VideoDataset, check_indices, open_memmap
+from cutslots.dataset import (
+    ImageSize,
+    Indices,
+    MemmapDataset,
+    Sample,
+    VideoDataset,
+    check_indices,
+    create_memmap,
+    open_memmap,
+)
 from cutslots.devices import resolve_device
-from cutslots.files import Layout, errors_name_path, output_folder, progress, read_json, write_atomically
+from cutslots.files import Layout, output_folder, progress, read_json, write_atomically
 from cutslots.scenes import materials, physics, shapes
 from cutslots.scenes.render import Rendered, render
 from cutslots.scenes.sample import COLORS, FAMILIES, MAX_OBJECTS, MIN_OBJECTS, SPLITS, sample_scenes
@@ -216,6 +224,9 @@ class Scenes(VideoDataset):
         """Bytes of all images and masks."""
         return self.count * self.frames * 4 * self.image_size[0] * self.image_size[1]
 
+    def fingerprint(self) -> str:
+        return json.dumps(self.request())
+
     def _announce(self, where: str, quiet: bool) -> None:
         if not quiet:
             print(f"rendering {self.count:,} scenes, {self.cache_bytes / 1e6:,.1f} MB, to {where}", flush=True)
@@ -280,14 +291,8 @@ def _count_cached(folder: Path) -> int:
 
 
 def _array(path: Path, shape: tuple[int, ...], keep: bool) -> np.memmap:
-    """Open or create a memory-mapped uint8 array. A new one takes its disk space at once: on a disk that is too small,
-    writing to the map would end the process."""
-    if keep:
-        open_memmap(path)  # refuses a file that was cut short, which opening for writing would extend with zeros
-        return open_memmap(path, "r+")
-    with errors_name_path(path):
-        array = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
-        if hasattr(os, "posix_fallocate"):
-            with path.open("r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-        return array
+    """Open or create a memory-mapped uint8 array."""
+    if not keep:
+        return create_memmap(path, shape)
+    open_memmap(path)  # refuses a file that was cut short, which opening for writing would extend with zeros
+    return open_memmap(path, "r+")

@@ -41,20 +41,28 @@ def open_split(config: RunConfig, split: str, count: int | None) -> Any:
     return data
 
 
-def training_data(config: RunConfig, fabric: Fabric) -> Dataset:
-    """Return the images, or clips, of the training split, in memory if they fit."""
+def open_training_data(config: RunConfig, fabric: Fabric) -> Dataset:
+    """Open the images, or videos, of the training split; say how many of them are used."""
     assert config.num_images != "endless"  # which has a loader of its own
     data = open_split(config, "train", config.num_images)
     total = len(data) if config.num_images is None else len(open_split(config, "train", None))
     if len(data) < total and fabric.global_rank == 0:
         kind = "images" if data.frames == 1 else "videos"
         print(f"training on the first {len(data):,} of {total:,} {kind} (--num-images)")
-    loaded = _load(data, config, fabric, f"{data_text(config.data)}, train")
-    return loaded if config.frames == 1 else _clips(loaded, config)
+    return data
 
 
-def _clips(videos: Dataset, config: RunConfig) -> Dataset:
-    return Clips(cast(VideoDataset, videos), config.frames, config.max_frame_gap)
+def training_data(config: RunConfig, fabric: Fabric) -> Dataset:
+    """Return the images, or clips, of the training split, in memory if they fit."""
+    data = open_training_data(config, fabric)
+    return training_samples(_load(data, config, fabric, f"{data_text(config.data)}, train"), config)
+
+
+def training_samples(data: Dataset, config: RunConfig) -> Dataset:
+    """Return what a model trains on: the images, or the clips of videos."""
+    if config.frames == 1:
+        return data
+    return Clips(cast(VideoDataset, data), config.frames, config.max_frame_gap)
 
 
 def validation_data(config: RunConfig, fabric: Fabric) -> Dataset:

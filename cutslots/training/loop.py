@@ -27,6 +27,7 @@ from torch import nn
 import cutslots
 from cutslots.data.text import data_text
 from cutslots.data.video import Clips
+from cutslots.dataset import Dataset
 from cutslots.devices import make_fabric, resolve_accelerator
 from cutslots.files import differences
 from cutslots.models.checkpoints import checkpoint_file, load
@@ -36,6 +37,7 @@ from cutslots.registry import load_plugins
 from cutslots.training.config import PretrainConfig, RunConfig, TrainConfig
 from cutslots.training.data import curriculum, open_split, training_data, validation_data
 from cutslots.training.endless import EndlessLoader, endless_scenes
+from cutslots.training.feature_cache import FromFeatures, cached_features
 from cutslots.training.loader import TrainLoader
 from cutslots.training.logger import LOG_EVERY, RunLogger
 from cutslots.training.losses import LOSSES, Loss
@@ -77,6 +79,10 @@ class Task:
         """Return the model on the device, with the weights that a run in this folder starts from."""
         raise NotImplementedError
 
+    def cached_features(self, fabric: Fabric, model: nn.Module) -> Dataset | None:
+        """Return features to train on in the place of images, if the model takes them."""
+        return None
+
     def make_loss(self) -> Loss:
         raise NotImplementedError
 
@@ -101,6 +107,9 @@ class Discover(Task):
 
     def prepare_model(self, folder: Path, fabric: Fabric) -> Discovery:
         return _prepare_model(self.config, folder, fabric)
+
+    def cached_features(self, fabric: Fabric, model: nn.Module) -> Dataset | None:
+        return cached_features(self.config, fabric, cast(Discovery, model))
 
     def make_loss(self) -> Loss:
         loss: Loss = LOSSES.build(self.config.loss)
@@ -175,8 +184,10 @@ def _train(task: Task, folder: Path, fabric: Fabric) -> Path:
     validation, log = validation_data(config, fabric), task.make_logger(folder, fabric, state)
     if _is_finished(config, **state):  # but was killed before it wrote its report
         return log.finish(raw, validation)
-    loader = open_loader(config, fabric, state["step"])
-    compiled = cast(nn.Module, torch.compile(raw)) if config.compile == "on" else raw
+    features = task.cached_features(fabric, raw)
+    loader = open_loader(config, fabric, state["step"], features)
+    trained = raw if features is None else FromFeatures(cast(Discovery, raw))
+    compiled = cast(nn.Module, torch.compile(trained)) if config.compile == "on" else trained
     model, optimizer = fabric.setup(compiled, optimizer)
     train_step = make_step(config, fabric, model, optimizer, task.make_loss(), loader.paused)
 
@@ -204,8 +215,10 @@ def _train(task: Task, folder: Path, fabric: Fabric) -> Path:
     return log.finish(raw, validation)
 
 
-def open_loader(config: RunConfig, fabric: Fabric, step: int) -> TrainLoader:
-    """Return the loader of the images of steps, from `step` on."""
+def open_loader(config: RunConfig, fabric: Fabric, step: int, features: Dataset | None = None) -> TrainLoader:
+    """Return the loader of the images of steps, or of their cached features, from `step` on."""
+    if features is not None:
+        return TrainLoader(features, config, fabric, step)
     if config.num_images == "endless":
         return EndlessLoader(config, fabric, step)
     data = training_data(config, fabric)

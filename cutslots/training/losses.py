@@ -36,6 +36,8 @@ class LossOutput(NamedTuple):
 class Loss:
     """Base class of losses. Subclasses implement `__call__`."""
 
+    needs_image = True  # False: `image` may be anything, such as cached features in its place
+
     def validate(self, model: Discovery) -> None:
         """Raise a ValueError if the loss does not fit the model."""
 
@@ -132,6 +134,8 @@ class FeatureMSEConfig(LossConfig):
 @LOSSES.register("feature-mse", FeatureMSEConfig)
 class FeatureMSELoss(Loss):
     """Mean squared error of reconstructed features, for decoders of features."""
+
+    needs_image = False
 
     def validate(self, model: Discovery) -> None:
         if not model.reconstructs_features:

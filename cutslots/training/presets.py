@@ -7,6 +7,11 @@
     ours        for images: slots with relative positions, a feature pyramid, a texture ramp
     movi        the paper's text, for pairs of frames: clevr with 8 slots
     ours-video  for pairs of frames: 11 slots, a cheaper network, a foreground penalty
+    coco        photographs: reconstructs DINOv2's features, with DINOSAUR's hyperparameters for COCO
+    voc         the same with DINO's features, a transformer decoder and DINOSAUR's hyperparameters for PASCAL VOC
+    movi-c      frames of MOVi-C: DINOSAUR's hyperparameters
+    movi-e      the same with 24 slots
+    ytvis       pairs of frames of YouTube-VIS: VideoSAUR's hyperparameters
 
 The paper gives batch size, learning rate and "exponential decay", and needs no warm-up. Warm-up, gradient clipping and
 the rate of decay are those of runs that learned.
@@ -18,15 +23,18 @@ from dataclasses import replace
 
 import cutslots.models.spacetime_discovery  # noqa: F401  no preset has it, but --model does
 from cutslots.data.builtin import MovingConfig, PlainConfig, TexturedConfig
+from cutslots.data.prepared import CocoConfig, MoviCConfig, MoviEConfig, VocConfig, YtvisConfig
 from cutslots.models.discovery import DiscoveryConfig
 from cutslots.models.pair_discovery import PairDiscoveryConfig
 from cutslots.modules.decoders import PixelShuffleConfig, SpatialBroadcastConfig
 from cutslots.modules.encoders import CNNConfig, ResNetConfig
+from cutslots.modules.feature_decoders import MLPDecoderConfig, TransformerDecoderConfig
 from cutslots.modules.graph_ocl import GraphOCLCutConfig, GraphOCLDecoderConfig, GraphOCLSlotsConfig
 from cutslots.modules.partition import CutPartitionConfig
 from cutslots.modules.slots import CutSlotsConfig
+from cutslots.modules.vit import ViTConfig
 from cutslots.training.config import TrainConfig
-from cutslots.training.losses import MSEConfig
+from cutslots.training.losses import FeatureMSEConfig, MSEConfig
 
 PRESETS: dict[str, TrainConfig] = {}
 SUMMARIES: dict[str, str] = {}
@@ -249,6 +257,129 @@ add_preset(
     ),
 )
 
+# ---------------------------------------------------------------------------------------------------------- photographs
+
+# Published hyperparameters with our slot module. Sources:
+#   [D] amazon-science/object-centric-learning-framework, configs/experiment/projects/bridging/dinosaur/:
+#       _base_feature_recon.yaml for all of DINOSAUR's models, then coco_feat_rec_dino_base16.yaml,
+#       voc2012_trainaug_feat_rec_dino_base16_auto.yaml, movi_c_feat_rec.yaml, movi_e_feat_rec.yaml
+#   [V] martius-lab/videosaur, configs/: dinosaur/coco_base14_dinov2.yml, videosaur/ytvis.yml
+# Ours are the cuts, which are those of the paper, the number of validation images and the steps between evaluations.
+# docs/photographs.md says what cannot be expressed here.
+
+# [V] coco_base14_dinov2.yml: ViT-B/14 of DINOv2 at 224x224, 7 slots of 256, three hidden layers of 2048. The pixel MLP
+# is as wide as the features and the slot MLP four times as wide as a slot, as in [D].
+COCO_SLOTS = CutSlotsConfig(
+    num_slots=7,
+    slot_dim=256,
+    relative_positions=False,
+    feature_dim=768,
+    mlp_dim=1024,
+    pool="image_mean",
+    partition=CUT,
+)
+COCO = DiscoveryConfig(
+    image_size=(224, 224),
+    encoder=ViTConfig(checkpoint="facebook/dinov2-base", frozen=True, lr_scale=0.1),
+    slots=COCO_SLOTS,
+    decoder=MLPDecoderConfig(hidden_dims=(2048, 2048, 2048)),
+)
+# [V] coco_base14_dinov2.yml and [D] agree: batches of 64, Adam at 4e-4, 10,000 steps of warm-up, half the rate every
+# 100,000 steps, gradients clipped at 1, 500,000 steps. Both flip images.
+add_preset(
+    "coco",
+    "photographs: COCO with DINOv2's features and DINOSAUR's hyperparameters",
+    TrainConfig(
+        model=COCO,
+        data=CocoConfig(path="data/coco"),
+        loss=FeatureMSEConfig(),
+        preset="coco",
+        batch_size=64,
+        max_steps=500_000,
+        lr=4e-4,
+        warmup_steps=10_000,
+        lr_decay=0.5,
+        lr_decay_steps=100_000,
+        grad_clip=1.0,
+        eval_every=10_000,
+        num_eval_images=1_000,
+        horizontal_flips=True,
+    ),
+)
+
+# [D] voc2012_trainaug_feat_rec_dino_base16_auto.yaml: ViT-B/16 of DINO, 6 slots of 256, a transformer of 4 layers with
+# 4 heads, 300,000 steps.
+VOC = replace(
+    COCO,
+    encoder=ViTConfig(checkpoint="facebook/dino-vitb16", frozen=True, lr_scale=0.1),
+    slots=replace(COCO_SLOTS, num_slots=6),
+    decoder=TransformerDecoderConfig(num_layers=4, num_heads=4),
+)
+add_preset(
+    "voc",
+    "photographs: PASCAL VOC with DINO's features and DINOSAUR's hyperparameters",
+    replace(PRESETS["coco"], model=VOC, data=VocConfig(path="data/voc"), max_steps=300_000),
+)
+
+# [D] movi_c_feat_rec.yaml and movi_e_feat_rec.yaml: ViT-S/8 of DINO, slots of 128, hidden layers of 1024, no flips.
+# VideoSAUR's models of MOVi are trained by similarities over time alone, so these presets follow DINOSAUR.
+MOVI_C = replace(
+    COCO,
+    encoder=ViTConfig(checkpoint="facebook/dino-vits8", frozen=True, lr_scale=0.1),
+    slots=replace(COCO_SLOTS, num_slots=11, slot_dim=128, feature_dim=384, mlp_dim=512),
+    decoder=MLPDecoderConfig(hidden_dims=(1024, 1024, 1024)),
+)
+add_preset(
+    "movi-c",
+    "frames of MOVi-C with DINO's features and DINOSAUR's hyperparameters",
+    replace(
+        PRESETS["coco"],
+        model=MOVI_C,
+        data=MoviCConfig(path="data/movi-c"),
+        num_eval_images=960,
+        horizontal_flips=False,
+    ),
+)
+MOVI_E = replace(MOVI_C, slots=replace(MOVI_C.slots, num_slots=24))
+add_preset(
+    "movi-e",
+    "frames of MOVi-E with DINO's features and DINOSAUR's hyperparameters",
+    replace(PRESETS["movi-c"], model=MOVI_E, data=MoviEConfig(path="data/movi-e")),
+)
+
+# [V] ytvis.yml: ViT-B/16 of DINO, 7 slots of 64, a pixel MLP twice as wide as the features, three hidden layers of 1024
+# in the decoder; batches of 128 clips, Adam at 1e-4 for every 32 clips, 2,500 steps of warm-up, half the rate after
+# 100,000 steps, gradients clipped at 0.05. It has no slot MLP and trains on 4 frames. Here the slot MLP is as in [D],
+# and pairs of frames are matched as in the paper.
+YTVIS = PairDiscoveryConfig(
+    image_size=(224, 224),
+    encoder=ViTConfig(checkpoint="facebook/dino-vitb16", frozen=True, lr_scale=0.1),
+    slots=replace(COCO_SLOTS, slot_dim=64, feature_dim=1536, mlp_dim=256),
+    decoder=MLPDecoderConfig(hidden_dims=(1024, 1024, 1024)),
+    match_gamma=0.1,
+    match_temperature=0.5,
+    match_dim=0,
+    pairing="joint",
+    motion_dim=128,
+    code_dim=8,
+)
+add_preset(
+    "ytvis",
+    "videos: YouTube-VIS with DINO's features and VideoSAUR's hyperparameters, on pairs of frames",
+    replace(
+        PRESETS["coco"],
+        model=YTVIS,
+        data=YtvisConfig(path="data/ytvis"),
+        batch_size=128,
+        max_steps=100_000,
+        warmup_steps=2_500,
+        grad_clip=0.05,
+        eval_every=5_000,
+        num_eval_images=960,
+    ),
+)
+
 # The order in which commands list them.
-for _name in ("tiny", "ours", "clevr", "clevrtex", "graph-ocl", "movi", "ours-video"):
+_photographs = ("coco", "voc", "movi-c", "movi-e", "ytvis")
+for _name in ("tiny", "ours", "clevr", "clevrtex", "graph-ocl", "movi", "ours-video", *_photographs):
     PRESETS[_name], SUMMARIES[_name] = PRESETS.pop(_name), SUMMARIES.pop(_name)

@@ -1,5 +1,6 @@
 """Prepared caches as datasets, for training and for evaluation."""
 
+import hashlib
 import os
 import pickle
 
@@ -48,6 +49,17 @@ def test_count_takes_the_first(caches):
     assert open_dataset(name, "train", count=5).rows.tolist() == list(range(6, 11))
     assert open_dataset(f"{name}:2-4", "train", count=4).rows.tolist() == [13, 14, 15, 24], "the first that match"
     assert len(open_dataset(name, "train", count=1000)) == 24 and len(open_dataset(name, "train", count=0)) == 0
+
+
+def test_fingerprint_is_that_of_images_and_rows(caches):
+    name = f"clevrtex:{caches / 'clevrtex'}"
+    same = [open_dataset(name, "train").fingerprint(), open_dataset(f"{name}:0-255", "train", count=24).fingerprint()]
+    others = [(name, "val", None), (name, "train", 5), (f"{name}:2-4", "train", None)]
+    others += [(f"movi-a:{caches / 'movi-a'}", "train", count) for count in (None, 5)]
+    found = [open_dataset(text, split, count=count).fingerprint() for text, split, count in others]
+    assert same[0] == same[1] and len({*same, *found}) == 6
+    sha256 = hashlib.sha256((caches / "clevrtex" / "images.npy").read_bytes()).hexdigest()
+    assert sha256 in same[0]
 
 
 def test_other_image_size_is_refused(caches):

@@ -71,6 +71,20 @@ def test_output(kind, decoder, vit):
     torch.testing.assert_close(output.target.flatten(0, -4), model.encoder(model.encoder.normalize(frames)))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_output_of_features_is_that_of_their_images(kind, vit):
+    config = config_of(vit, kind=kind)
+    model, image = build(config).eval(), random_input(config)
+    with torch.no_grad():
+        features = model.features(image.flatten(0, -4)).unflatten(0, image.shape[:-3])
+        torch.manual_seed(0)
+        output = model.forward_features(features)
+        torch.manual_seed(0)
+        expected = model(image)
+    for x, y in zip(output, expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
 def test_the_target_is_that_of_its_own_frame(vit):
     """The transformer predicts each frame of a pair from that frame's features."""
     model = build(config_of(vit, "transformer", "pairs")).eval()

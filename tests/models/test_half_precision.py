@@ -13,6 +13,7 @@ from cutslots.models.checkpoints import checkpoint_names, load
 from cutslots.models.discovery import DiscoveryOutput, build
 from cutslots.models.pair_discovery import PairDiscovery
 from cutslots.models.tracker import track_clip
+from cutslots.modules.vit import ViTConfig
 from cutslots.programs.grid_cut import GridCut
 from cutslots.scenes import Scenes
 from cutslots.training.presets import PRESETS
@@ -21,7 +22,7 @@ from tests.models.configs import CONFIGS, PAIRS, random_input, run_seeded, small
 TOLERANCE = 4e-2  # bfloat16 has 8 significant bits
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [name for name in PRESETS if not isinstance(PRESETS[name].model.encoder, ViTConfig)])
 def test_presets_agree_with_float32(name):
     """tests/contracts runs every layer in both half types."""
     torch.manual_seed(0)

@@ -116,6 +116,7 @@ def test_scenes_are_familiar_and_photographs_are_not(name):
     ) as raised:
         predictions = model.predict([photograph(each) for each in PHOTOGRAPHS])
     assert len(raised) == 1, "one warning for all images"
+    assert str(raised[0].message).endswith("for photographs see docs/photographs.md")
     assert all(each.familiarity < 1 for each in predictions)
 
 

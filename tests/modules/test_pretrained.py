@@ -139,6 +139,16 @@ def test_loading_does_not_change_the_random_state(folder):
     assert torch.rand(3).equal(after)
 
 
+def test_the_fingerprint_is_that_of_the_features(folder, tmp_path):
+    first = PretrainedEncoder(folder).fingerprint()
+    assert json.loads(json.dumps(first)) == first == PretrainedEncoder(folder).fingerprint()
+    others = [PretrainedEncoder(folder, pool=2), PretrainedEncoder(folder, layer_norm=False)]
+    make(tmp_path / "other", "cnn")
+    others.append(PretrainedEncoder(tmp_path / "other"))
+    assert all(other.fingerprint() != first for other in others)
+    assert PretrainedEncoder(folder, frozen=False).fingerprint() is None
+
+
 # -------------------------------------------------------------------------------------------------------------- errors
 
 

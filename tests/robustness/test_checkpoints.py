@@ -10,6 +10,7 @@ from PIL import Image
 
 from cutslots.models.checkpoints import SHIPPED, config_to_dict, read_config
 from cutslots.training.presets import PRESETS
+from tests.modules.small_vits import make_vit
 from tests.robustness.checkpoints import (
     MAX_GROWTH,
     peak_memory,
@@ -87,13 +88,21 @@ def test_any_key_with_any_invalid_value(tmp_path):
 def test_limits_are_far_above_the_presets(tmp_path, name):
     """A model four times as wide as any preset is accepted."""
     values = config_to_dict(PRESETS[name].model)
-    for key in ("encoder.channels", "slots.mlp_dim", "slots.slot_dim", "slots.partition.edge_net_channels"):
+    keys = ["slots.mlp_dim", "slots.slot_dim", "slots.partition.edge_net_channels"]
+    if values["encoder"]["name"] == "vit":  # its width is that of its checkpoint
+        make_vit(tmp_path / "vit")
+        values = with_value(values, "encoder.checkpoint", str(tmp_path / "vit"))
+    else:
+        keys.append("encoder.channels")
+    for key in keys:
         inner = values
         for part in key.split("."):
             inner = inner[part]
         values = with_value(values, key, 4 * inner)
     (tmp_path / "config.json").write_text(json.dumps(values))
-    assert read_config(tmp_path / "config.json").encoder.channels == 4 * PRESETS[name].model.encoder.channels
+    config, preset = read_config(tmp_path / "config.json"), PRESETS[name].model
+    assert config.slots.slot_dim == 4 * preset.slots.slot_dim
+    assert getattr(config.encoder, "channels", 0) == 4 * getattr(preset.encoder, "channels", 0)
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b'{"a":' * 100_000, b"{" + b" " * 2**21 + b"}", b"1" * 10_000])

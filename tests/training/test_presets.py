@@ -14,17 +14,22 @@ from cutslots.models.discovery import Discovery, DiscoveryConfig, build
 from cutslots.models.pair_discovery import PairDiscovery, PairDiscoveryConfig
 from cutslots.modules.decoders import PixelShuffleConfig, SpatialBroadcastConfig
 from cutslots.modules.encoders import CNNConfig, ResNetConfig
+from cutslots.modules.feature_decoders import TransformerDecoderConfig
 from cutslots.modules.slots import CutSlotsConfig
 from cutslots.registry import plugins_of
 from cutslots.training.config import TrainConfig
 from cutslots.training.loop import train, validate
-from cutslots.training.losses import LOSSES, MSEConfig
+from cutslots.training.losses import LOSSES, FeatureMSEConfig, MSEConfig
 from cutslots.training.presets import PRESETS, SUMMARIES, add_preset
 from tests.models import configs
 from tests.models.configs import random_input
-from tests.small_runs import small
+from tests.modules.small_vits import make_vit
+from tests.small_runs import sentence, small
 
-NAMES = ["tiny", "ours", "clevr", "clevrtex", "graph-ocl", "movi", "ours-video"]
+PIXELS = ["tiny", "ours", "clevr", "clevrtex", "graph-ocl", "movi", "ours-video"]
+FEATURES = ["coco", "voc", "movi-c", "movi-e", "ytvis"]
+NAMES = PIXELS + FEATURES
+PAIRS = ["movi", "ours-video", "ytvis"]
 
 
 def test_names():
@@ -32,24 +37,42 @@ def test_names():
     assert all(summary and "\n" not in summary for summary in SUMMARIES.values())
 
 
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory):
+    """The folder of a small ViT, which stands in for the checkpoints that users download."""
+    folder = tmp_path_factory.mktemp("vit")
+    make_vit(folder)
+    return str(folder)
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_every_preset_builds(name):
+def test_every_preset_builds(name, vit):
     preset = PRESETS[name]
-    model = build(preset.model)
-    assert preset.preset == name and model.config == preset.model and model.image_size == preset.model.image_size
-    assert type(model) is (PairDiscovery if name in ("movi", "ours-video") else Discovery)
-    assert model.num_slots == preset.model.slots.num_slots
+    config = with_vit(preset.model, vit) if name in FEATURES else preset.model
+    model = build(config)
+    assert preset.preset == name and model.config == config and model.image_size == preset.model.image_size
+    assert type(model) is (PairDiscovery if name in PAIRS else Discovery)
+    assert model.num_slots == preset.model.slots.num_slots and model.reconstructs_features == (name in FEATURES)
     LOSSES.build(preset.loss).validate(model)
     assert not any(plugins_of(part) for part in (preset.model, preset.data, preset.loss))
 
 
+def with_vit(config, folder):
+    return replace(config, encoder=replace(config.encoder, checkpoint=folder))
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_every_preset_trains_at_a_small_size(name):
+def test_every_preset_trains_at_a_small_size(name, vit):
     config = replace(PRESETS[name].model, image_size=(24, 32))
+    config = with_vit(config, vit) if name in FEATURES else config
     model, image = build(config), random_input(config)
-    (model(image).reconstruction - image).square().mean().backward()
+    output = model(image)
+    (output.reconstruction - (output.target if name in FEATURES else image)).square().mean().backward()
     for parameter, value in model.named_parameters():
-        assert value.grad is not None and torch.isfinite(value.grad).all() and value.grad.any(), parameter
+        if value.requires_grad:
+            assert value.grad is not None and torch.isfinite(value.grad).all() and value.grad.any(), parameter
+        else:
+            assert parameter.startswith("encoder.backbone.") and name in FEATURES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -78,7 +101,7 @@ def test_small_configs_of_model_tests_are_those_of_presets():
     assert small == configs.GRAPH_OCL
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PIXELS)
 def test_every_preset_can_be_made_small(name):
     kernel_sizes = (3, 3) if isinstance(PRESETS[name].model.encoder, ResNetConfig) else (3,)
     validate(small(None, name, encoder__kernel_sizes=kernel_sizes))
@@ -162,8 +185,52 @@ def test_only_ours_video_has_a_foreground_penalty():
     loss = LOSSES.build(PRESETS["ours-video"].loss)
     steps = {0: 0, 2_999: 0, 3_000: 7e-4 / 3_000, 4_499: 3.5e-4, 5_999: 7e-4, 6_000: 7e-4, 23_999: 7e-4}
     assert [loss.penalty_at(step) for step in steps] == pytest.approx(list(steps.values()))
-    others = [LOSSES.build(config.loss) for name, config in PRESETS.items() if name != "ours-video"]
+    others = [LOSSES.build(PRESETS[name].loss) for name in PIXELS if name != "ours-video"]
     assert not any(loss.penalty_at(step) for loss in others for step in (0, 10**6))
+
+
+# ---------------------------------------------------------------------------------------------------------- photographs
+
+# As in the configs of object-centric-learning-framework and videosaur that presets.py names: checkpoint, slots, their
+# dimension, hidden layers of the decoder; batch size, learning rate, warm-up, steps of decay, clipping, steps, flips.
+PUBLISHED = {
+    "coco": ("facebook/dinov2-base", 7, 256, (2048,) * 3, 64, 4e-4, 10_000, 100_000, 1.0, 500_000, True),
+    "voc": ("facebook/dino-vitb16", 6, 256, None, 64, 4e-4, 10_000, 100_000, 1.0, 300_000, True),
+    "movi-c": ("facebook/dino-vits8", 11, 128, (1024,) * 3, 64, 4e-4, 10_000, 100_000, 1.0, 500_000, False),
+    "movi-e": ("facebook/dino-vits8", 24, 128, (1024,) * 3, 64, 4e-4, 10_000, 100_000, 1.0, 500_000, False),
+    "ytvis": ("facebook/dino-vitb16", 7, 64, (1024,) * 3, 128, 4 * 1e-4, 2_500, 100_000, 0.05, 100_000, True),
+}
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_photographs_have_the_published_numbers(name):
+    config, slots = PRESETS[name], PRESETS[name].model.slots
+    network = (slots.num_slots, slots.slot_dim, getattr(config.model.decoder, "hidden_dims", None))
+    schedule = (config.batch_size, config.lr, config.warmup_steps, config.lr_decay_steps, config.grad_clip)
+    run = (*schedule, config.max_steps, config.horizontal_flips)
+    assert (config.model.encoder.checkpoint, *network, *run) == PUBLISHED[name]
+    assert config.model.image_size == (224, 224) and config.model.encoder.frozen and config.lr_decay == 0.5
+    assert isinstance(slots, CutSlotsConfig) and slots.partition == PRESETS["clevr"].model.slots.partition
+    assert slots.mlp_dim == 4 * slots.slot_dim and config.loss == FeatureMSEConfig()
+    assert config.data == type(config.data)(path=f"data/{name}")
+
+
+def test_voc_has_a_transformer_of_four_layers_with_four_heads():
+    assert PRESETS["voc"].model.decoder == TransformerDecoderConfig(num_layers=4, num_heads=4)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_checkpoint_that_was_not_downloaded_is_one_sentence(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    checkpoint = PRESETS[name].model.encoder.checkpoint
+    assert f"after `hf download {checkpoint}`" in sentence(monkeypatch, ["train", name])
+    assert not any(tmp_path.iterdir())
+
+
+def test_data_that_was_not_prepared_is_one_sentence(monkeypatch, tmp_path, vit):
+    monkeypatch.chdir(tmp_path)
+    message = sentence(monkeypatch, ["train", "coco", "--encoder.checkpoint", vit])
+    assert "data/coco holds no manifest.json; expected a folder written by cutslots prepare" in message
 
 
 def test_a_plugin_may_add_a_preset(monkeypatch):

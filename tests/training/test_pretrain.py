@@ -251,6 +251,13 @@ def test_discovery_does_not_change_the_encoder(features, tmp_path):
     assert target.shape == (2, 8, 8, 8)
 
 
+def test_features_are_computed_once_with_a_cache(features, tmp_path, capsys):
+    changes = discovery(features, encoder__pool=2, max_steps=4)
+    expected = weights(train(small(tmp_path / "run", **changes)))
+    cached = train(small(tmp_path / "cached", **changes, cache_dir=tmp_path / "cache"))
+    assert "caching features of 8 images" in capsys.readouterr().out and weights(cached) == expected
+
+
 def test_a_fine_tuned_encoder_is_saved(features, tmp_path, monkeypatch):
     changes = {"encoder": "pretrained", "encoder__checkpoint": features, "encoder__frozen": False}
     run_command(monkeypatch, train_command(tmp_path / "run", **changes, encoder__lr_scale=0.25, max_steps=2))

@@ -26,6 +26,8 @@ CASES = {
     "random slots": {"slots": "slot-attention"},
     "compiled, random slots": {"slots": "slot-attention", "compile": "on"},
     "no cut": {"slots__partition": "softmax"},
+    "relative positions": {"slots__relative_positions": True},
+    "compiled, relative positions": {"slots__relative_positions": True, "compile": "on"},
     "minimum cuts": {"slots__partition": "min-cut", "slots__partition__capacity_ramp_steps": 8},
 }
 
