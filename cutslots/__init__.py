@@ -41,10 +41,12 @@ if TYPE_CHECKING:
     from cutslots.programs.qp import EqualityQP
     from cutslots.registry import load_plugins
     from cutslots.scenes import Scenes
-    from cutslots.training.config import TrainConfig
+    from cutslots.training.config import PretrainConfig, TrainConfig
     from cutslots.training.loop import train
     from cutslots.training.losses import LOSSES, Loss, LossConfig
+    from cutslots.training.objectives import OBJECTIVES, Objective, ObjectiveConfig
     from cutslots.training.presets import PRESETS
+    from cutslots.training.pretrain import pretrain
 
 _NAMES = {  # the public names of each module; a module that is public itself is in _MODULES
     "programs.qp": "EqualityQP",
@@ -69,9 +71,11 @@ _NAMES = {  # the public names of each module; a module that is public itself is
     "data.registry": "DATASETS DatasetConfig",
     "data.open": "open_dataset",
     "training.losses": "LOSSES Loss LossConfig",
-    "training.config": "TrainConfig",
+    "training.config": "PretrainConfig TrainConfig",
+    "training.objectives": "OBJECTIVES Objective ObjectiveConfig",
     "training.presets": "PRESETS",
     "training.loop": "train",
+    "training.pretrain": "pretrain",
     "inference.prepare": "prepare_images",
     "inference.prediction": "Prediction to_coco",
     "inference.predictor": "predict_images",
@@ -87,6 +91,7 @@ __all__ = [
     "DECODERS",
     "ENCODERS",
     "LOSSES",
+    "OBJECTIVES",
     "PARTITIONS",
     "PRESETS",
     "SLOTS",
@@ -111,9 +116,12 @@ __all__ = [
     "LossConfig",
     "Matching",
     "MinCut",
+    "Objective",
+    "ObjectiveConfig",
     "PairDiscovery",
     "PartitionConfig",
     "Prediction",
+    "PretrainConfig",
     "Sample",
     "Scenes",
     "Segmentation",
@@ -135,6 +143,7 @@ __all__ = [
     "posterior_masks",
     "predict_images",
     "prepare_images",
+    "pretrain",
     "refine_masks",
     "refine_video_masks",
     "segment",

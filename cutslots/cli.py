@@ -1,11 +1,13 @@
 """The command line: one function for each command, its options read from the signature by tyro.
 
-Nothing here imports torch before a command runs, so that `cutslots --help` answers at once. `cutslots train` has a
-command line of its own (training/options.py), since its options depend on the parts that are selected.
+Nothing here imports torch before a command runs, so that `cutslots --help` answers at once. `cutslots train` and
+`cutslots pretrain` have command lines of their own (training/options.py), since their options depend on the parts that
+are selected.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import io
 import os
@@ -13,7 +15,7 @@ import platform
 import shlex
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -62,18 +64,46 @@ def train(preset: tyro.conf.Positional[str]) -> None:
     """
 
 
+def pretrain(preset: tyro.conf.Positional[str]) -> None:
+    """Train an encoder on images without labels, for --encoder pretrained. Run the same command again to resume.
+
+    Args:
+        preset: The name of a preset; `cutslots pretrain --help` lists them, `cutslots pretrain PRESET --help` its
+            options.
+    """
+
+
 def run_training(words: list[str]) -> None:
     """Train with the options of `cutslots train`."""
     from cutslots.training import loop
     from cutslots.training.options import parse_train
 
     config = parse_train(words)
-    try:
+    with _resumable("train", words):
         loop.train(config)
-    except loop.Interrupted as stopped:
+
+
+def run_pretraining(words: list[str]) -> None:
+    """Train an encoder with the options of `cutslots pretrain`."""
+    from cutslots.training.options import parse_pretrain
+    from cutslots.training.pretrain import pretrain
+
+    config = parse_pretrain(words)
+    with _resumable("pretrain", words):
+        pretrain(config)
+
+
+@contextlib.contextmanager
+def _resumable(command: str, words: list[str]) -> Iterator[None]:
+    """Exit if training is interrupted; one process of several prints the command that resumes."""
+    from cutslots.training.loop import Interrupted
+
+    try:
+        yield
+    except Interrupted as stopped:
         if stopped.report:
-            command = ["cutslots", "train", *(word for word in words if word != "--overwrite")]
-            print(f"cutslots: {stopped}\nresume with: {shlex.join(command)}")
+            shown = ["cutslots", command, *(word for word in words if word != "--overwrite")]
+            print(f"cutslots: {stopped}\nresume with: {shlex.join(shown)}")
         sys.exit(130 if stopped.report else 0)  # Lightning kills all processes when another than the first fails
 
 
@@ -389,6 +419,7 @@ def info() -> None:
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
+    "pretrain": pretrain,
     "evaluate": evaluate,
     "probe": probe,
     "predict": predict,
@@ -435,28 +466,31 @@ def _format_warning(
 
 
 def _dispatch(words: list[str]) -> None:
-    if words[:1] == ["train"]:
-        run_training(words[1:])
+    runs = {"train": run_training, "pretrain": run_pretraining}
+    if words and words[0] in runs:
+        runs[words[0]](words[1:])
         return
     commands = dict(COMMANDS)
     if any(word.startswith(("--tyro-print-completion", "--tyro-write-completion")) for word in words):
-        commands["train"] = _train_with_all_options()
+        commands |= _commands_with_all_options()
     summary = (cutslots.__doc__ or "").split("\n")[0]
     tyro.extras.subcommand_cli_from_dict(
         commands, prog="cutslots", description=summary, args=words, sort_subcommands=False
     )
 
 
-def _train_with_all_options() -> Callable[..., None]:
-    """Return a stand-in for `train` whose signature holds every preset with its options, for shell completion."""
-    from cutslots.training.options import command_line
-    from cutslots.training.presets import PRESETS, SUMMARIES
+def _commands_with_all_options() -> dict[str, Callable[..., None]]:
+    """Return stand-ins for commands with presets, whose signatures hold every preset, for shell completion."""
+    from cutslots.training.options import PRETRAIN, TRAIN, command_line
 
-    defaults = {name: command_line(config)() for name, config in PRESETS.items()}
-    presets: Any = tyro.extras.subcommand_type_from_defaults(defaults, SUMMARIES, prefix_names=False)
+    commands = {}
+    for command in (TRAIN, PRETRAIN):
+        defaults = {name: command_line(config)() for name, config in command.presets.items()}
+        presets: Any = tyro.extras.subcommand_type_from_defaults(defaults, command.summaries, prefix_names=False)
 
-    def train(config: Any) -> None:
-        """Train a model. Run the same command again to resume an interrupted run."""
+        def stand_in(config: Any) -> None: ...
 
-    train.__annotations__["config"] = Annotated[presets, tyro.conf.arg(name="")]
-    return train
+        stand_in.__doc__ = COMMANDS[command.name].__doc__.split("\n")[0]  # type: ignore[union-attr]
+        stand_in.__annotations__["config"] = Annotated[presets, tyro.conf.arg(name="")]
+        commands[command.name] = stand_in
+    return commands

@@ -10,6 +10,7 @@ import cutslots.models.checkpoints  # noqa: F401  both register parts
 from cutslots.models.checkpoints import SHIPPED, checkpoint_names
 from cutslots.registry import REGISTRIES, load_entry_points, load_plugins
 from cutslots.training.presets import SUMMARIES
+from cutslots.training.pretrain_presets import PRETRAIN_SUMMARIES
 
 # The kinds of parts and the options that select them, in the order in which data flows through a model.
 FLAGS = {
@@ -20,6 +21,7 @@ FLAGS = {
     "partition": "--slots.partition",
     "decoder": "--decoder",
     "loss": "--loss",
+    "objective": "--objective",
 }
 
 
@@ -35,6 +37,7 @@ def print_parts(plugins: Iterable[str | Path] = ()) -> None:
         }
         _print_group(f"{kind} ({flag} NAME)", rows)
     _print_group("preset (cutslots train NAME)", SUMMARIES)
+    _print_group("preset (cutslots pretrain NAME)", PRETRAIN_SUMMARIES)
     _print_group("checkpoint (cutslots predict NAME)", {name: checkpoint_summary(name) for name in checkpoint_names()})
 
 

@@ -32,7 +32,8 @@ from cutslots import cli
 from cutslots.listing import FLAGS
 from cutslots.registry import REGISTRIES, PartConfig, Registry
 from cutslots.training import presets
-from cutslots.training.config import TrainConfig
+from cutslots.training.config import PretrainConfig, TrainConfig
+from cutslots.training.pretrain_presets import PRETRAIN_SUMMARIES
 
 ROOT = Path(__file__).parent.parent
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
@@ -82,10 +83,9 @@ def command(name: str) -> str:
     """Return the section of a command."""
     function = cli.COMMANDS[name]
     described = docstring_parser.parse(function.__doc__ or "")
-    if name == "train":
-        return (
-            f"## train\n\n{described.description}\n\n```text\ncutslots train PRESET [options]\n```\n\n{train_options()}"
-        )
+    if name in RUN_OPTIONS:
+        usage = f"```text\ncutslots {name} PRESET [options]\n```"
+        return f"## {name}\n\n{described.description}\n\n{usage}\n\n{RUN_OPTIONS[name]()}"
     listed = list(options(function))
     required = [each for each in listed if each.default is dataclasses.MISSING]
     words = [names[0] if names[0].isupper() else f"{names[0]} {metavar(kind)}" for names, kind, *_ in required]
@@ -96,19 +96,37 @@ def command(name: str) -> str:
 
 def train_options() -> str:
     """Return the presets, the options of a training run, and the parts with their options."""
-    rows = "\n".join(f"| `{name}` | {presets.SUMMARIES[name]} |" for name in presets.PRESETS)
-    plugin = Option(["--plugin"], str, (), "Python file or module that registers parts; may be repeated.")
-    run = table([plugin, *fields(TrainConfig)])
-    kinds = {registry.kind: registry for registry in REGISTRIES}
-    parts = "\n\n".join(part_options(kinds[kind]) for kind in FLAGS)
     intro = "The defaults of these options come from the [preset](#presets)."
+    kinds = [kind for kind in FLAGS if kind != "objective"]
+    return run_options("train", presets.SUMMARIES, intro, TrainConfig, kinds)
+
+
+def pretrain_options() -> str:
+    """Return the same of a run of `cutslots pretrain`. Options of encoders and datasets are in the section of train."""
+    intro = (
+        "The defaults of these options come from the preset. Those of `--encoder` and `--data` are "
+        "[those of train](#train)."
+    )
+    return run_options("pretrain", PRETRAIN_SUMMARIES, intro, PretrainConfig, ["objective"])
+
+
+def run_options(name: str, summaries: dict[str, str], intro: str, config: type, kinds: list[str]) -> str:
+    """Return the presets of a command, the options of its runs, and parts of these kinds with their options."""
+    rows = "\n".join(f"| `{preset}` | {summary} |" for preset, summary in summaries.items())
+    plugin = Option(["--plugin"], str, (), "Python file or module that registers parts; may be repeated.")
+    run = table([plugin, *fields(config)])
+    registries = {registry.kind: registry for registry in REGISTRIES}
+    parts = "\n\n".join(part_options(name, registries[kind]) for kind in kinds)
     return f"| preset | |\n|---|---|\n{rows}\n\n{intro}\n\n{run}\n\n{parts}"
 
 
-def part_options(registry: Registry) -> str:
+RUN_OPTIONS = {"train": train_options, "pretrain": pretrain_options}
+
+
+def part_options(name: str, registry: Registry) -> str:
     """Return the parts of a registry, and a table of options for each that has any."""
     flag = FLAGS[registry.kind]
-    text = [f"### train {flag}\n\n| `{flag}` | |\n|---|---|"]
+    text = [f"### {name} {flag}\n\n| `{flag}` | |\n|---|---|"]
     text[0] += "".join(f"\n| `{part.name}` | {part.summary} |" for part in registry.parts.values())
     for part in registry.parts.values():
         listed = list(fields(part.config, option_prefix(registry)))

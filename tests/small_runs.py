@@ -17,8 +17,8 @@ import torch
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 
 from cutslots import cli
-from cutslots.training.config import TrainConfig
-from cutslots.training.options import parse_train
+from cutslots.training.config import PretrainConfig, TrainConfig
+from cutslots.training.options import parse_pretrain, parse_train
 
 # Options by name; "slots__mlp_dim" is --slots.mlp-dim.
 MODEL: dict[str, Any] = {
@@ -43,10 +43,19 @@ RUN: dict[str, Any] = {
     "accelerator": "cpu",
 }
 
+PRETRAIN: dict[str, Any] = {
+    "image_size": (16, 16),
+    "encoder__channels": 8,
+    "encoder__kernel_sizes": (3, 3),
+    "encoder__pyramid_levels": 1,
+    "objective__hidden_dim": 16,
+    "objective__projection_dim": 8,
+}
+
 # Python and torch are loaded once; every process that is to be killed is a fork of that one.
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
-    ["cutslots.training.loop", "cutslots.inference.track", "tensorboardX", "tests.small_runs"]
+    ["cutslots.training.pretrain", "cutslots.inference.track", "tensorboardX", "tests.small_runs"]
 )
 
 
@@ -60,11 +69,26 @@ def train_command(out: Path | None, preset: str = "tiny", **changes: Any) -> lis
     values = MODEL | RUN | changes
     if values.get("slots") == "slot-attention":  # which has neither
         values = {k: v for k, v in values.items() if not k.startswith(("slots__partition", "slots__feature_dim"))}
-    if values.get("encoder") == "vit":
+    if values.get("encoder") in ("vit", "pretrained"):
         values = {k: v for k, v in values.items() if k not in ("encoder__channels", "encoder__kernel_sizes")}
     if values.get("decoder") in ("mlp", "transformer"):
         values = {k: v for k, v in values.items() if k != "decoder__channels"}
     return ["train", preset, *([] if out is None else ["--out", str(out)]), *option_words(values)]
+
+
+def small_pretraining(out: Path | None, preset: str = "tiny", **changes: Any) -> PretrainConfig:
+    """Return the config of a small run of `cutslots pretrain`, with these options changed."""
+    return parse_pretrain(pretrain_command(out, preset, **changes)[1:])
+
+
+def pretrain_command(out: Path | None, preset: str = "tiny", **changes: Any) -> list[str]:
+    """Return the words of the command that runs `small_pretraining(out, preset, **changes)`."""
+    values = PRETRAIN | RUN | changes
+    if values.get("objective", "simclr") != "simclr":
+        values = {k: v for k, v in values.items() if k not in PRETRAIN or not k.startswith("objective__")}
+    if values.get("encoder", "resnet") != "resnet":
+        values = {k: v for k, v in values.items() if k not in PRETRAIN or not k.startswith("encoder__")}
+    return ["pretrain", preset, *([] if out is None else ["--out", str(out)]), *option_words(values)]
 
 
 def option_words(values: dict[str, Any]) -> list[str]:

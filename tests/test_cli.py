@@ -14,6 +14,7 @@ from cutslots.models.checkpoints import checkpoint_names
 from cutslots.registry import REGISTRIES
 from cutslots.scenes import FAMILIES
 from cutslots.training.presets import PRESETS, SUMMARIES
+from cutslots.training.pretrain_presets import PRETRAIN_PRESETS
 
 
 class Done(NamedTuple):
@@ -51,8 +52,8 @@ for words in {words!r}:
 
 
 def test_help_does_not_import_torch():
-    """Only `train --help` does: its options are those of registered parts."""
-    words = [["--help"], *([command, "--help"] for command in COMMANDS if command != "train")]
+    """Only `train --help` and `pretrain --help` do: their options are those of registered parts."""
+    words = [["--help"], *([command, "--help"] for command in COMMANDS if command not in ("train", "pretrain"))]
     done = subprocess.run([sys.executable, "-c", HELP.format(words=words)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -82,7 +83,7 @@ def test_parts_lists_parts_presets_and_checkpoints(run):
     listed = run("parts").stdout.splitlines()
     rows = {line.split()[0]: line.split(maxsplit=1)[1:] for line in listed if line.startswith("  ")}
     registered = {name for registry in REGISTRIES for name in registry.names()}
-    assert set(rows) == registered | set(PRESETS) | set(checkpoint_names())
+    assert set(rows) == registered | set(PRESETS) | set(PRETRAIN_PRESETS) | set(checkpoint_names())
     assert all(rows.values()), "everything has a summary"
     titles = [line for line in listed if not line.startswith("  ")]
     assert any("--encoder NAME" in title for title in titles) and any("--data NAME" in title for title in titles)
@@ -93,7 +94,14 @@ def test_parts_lists_parts_presets_and_checkpoints(run):
 def test_completion_scripts_know_the_options_of_train(shell, run):
     done = run("--tyro-print-completion", shell)
     assert done.returncode == 0, done.stderr
-    for word in ("evaluate", "graph-ocl", "--max-steps", "--encoder.channels", "--num-images"):
+    for word in (
+        "evaluate",
+        "graph-ocl",
+        "--max-steps",
+        "--encoder.channels",
+        "--num-images",
+        "--objective.temperature",
+    ):
         assert word in done.stdout, word
 
 

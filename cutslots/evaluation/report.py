@@ -11,6 +11,7 @@ import html
 import importlib.metadata
 import json
 import platform
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -145,11 +146,11 @@ def video_player(video: Visualization, name: str) -> str:
     return player(name, len(frames), *(figure(strip, caption) for caption, strip in strips.items()))
 
 
-def training_sections(run: Path) -> list[str]:
+def training_sections(run: Path, curves: Callable[[list[dict[str, Any]]], str] = training_curves) -> list[str]:
     """Return sections with the curves, the validation images over time and the configuration of a run."""
     history, sections = read_lines(run / "metrics.jsonl"), []
     if history:
-        sections.append(section("Training curves", training_curves(history)))
+        sections.append(section("Training curves", curves(history)))
     files = sorted((run / STEP_IMAGES).glob("step_*.png"))
     if files:
         sections.append(section("Validation images during training", _step_images(files)))

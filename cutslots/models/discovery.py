@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from huggingface_hub import ModelHubMixin
@@ -22,7 +22,7 @@ import cutslots
 from cutslots.models import model_card
 from cutslots.models.mask_kinds import DEFAULT_MASK_KIND, MaskKind, VideoMaskKind
 from cutslots.models.training_data import TrainingData
-from cutslots.modules import graph_ocl, slot_attention, vit  # noqa: F401  they register parts
+from cutslots.modules import graph_ocl, patch_vit, pretrained, slot_attention, vit  # noqa: F401  they register parts
 from cutslots.modules.base import exportable, first_parameter, to_channels_last
 from cutslots.modules.decoders import DECODERS, Decoder, DecoderConfig, DecoderOutput, SpatialBroadcastConfig
 from cutslots.modules.encoders import ENCODERS, CNNConfig, Encoder, EncoderConfig
@@ -33,6 +33,8 @@ from cutslots.registry import PartConfig, Range, Registry
 if TYPE_CHECKING:
     from cutslots.inference.prediction import Prediction
     from cutslots.inference.prepare import Images
+
+M = TypeVar("M", bound=nn.Module)
 
 MAX_CLIP_PIXELS = 2**26  # of a training sample
 
@@ -122,7 +124,7 @@ class Discovery(
         if isinstance(decoder, FeatureDecoder) and any(p.requires_grad for p in encoder.parameters()):
             raise ValueError(
                 f"the decoder {type(decoder).__name__} reconstructs the features of an encoder that is trained, which "
-                "could make them constant; expected a frozen encoder, such as --encoder vit"
+                "could make them constant; expected a frozen encoder, such as --encoder vit or --encoder pretrained"
             )
         self.encoder, self.slots, self.decoder = encoder, slots, decoder
         self.config: ModelConfig | None = None
@@ -359,7 +361,7 @@ def raise_unless_finite(model: Discovery, finite: Mapping[str, Tensor | bool]) -
             )
 
 
-def channels_last(model: Discovery) -> Discovery:
+def channels_last(model: M) -> M:
     """Put the weights into the memory format in which convolutions are fastest."""
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model

@@ -5,7 +5,9 @@ In reading order:
     base          what parts have in common
     position      position embeddings, and positions of masks
     encoders      images to features: CNN, ResNet, feature pyramid
-    vit           pre-trained vision transformers
+    patch_vit     a vision transformer that is trained from scratch
+    checkpoint_files  config.json and model.safetensors
+    backbone      encoders with a checkpoint of their own: pretrained (by `cutslots pretrain`), vit (by transformers)
     partition     features to soft masks by k minimum cuts, or by a softmax alone
     slots         features and masks to slots
     slot_attention  the baseline

@@ -82,7 +82,8 @@ class LayerNorm(nn.LayerNorm):
         centered = upcast_half(x)
         centered = centered - centered.mean(-1, keepdim=True)
         scale = (centered.square().mean(-1, keepdim=True) + self.eps).rsqrt()
-        return (centered * scale * self.weight + self.bias).to(x.dtype)
+        normalized = centered * scale
+        return (normalized * self.weight + self.bias if self.elementwise_affine else normalized).to(x.dtype)
 
 
 def mlp(in_dim: int, hidden_dim: int, out_dim: int, eps: float = 1e-5) -> nn.Sequential:

@@ -8,10 +8,7 @@ here. Weights are safetensors only, because a pickled file may run code.
     positions    embeddings are interpolated to the grid of patches, as the architecture does it
     MAE          sees all patches: nothing is masked
 
-A frozen transformer is not in the state dict. The config of the model names it. It is read from its own checkpoint, and
-again whenever the encoder moves to another device or precision: `to_empty` and `half` leave nothing behind. The state
-dict holds the norm of its weights, by which another checkpoint in its place is noticed. A fine-tuned transformer is in
-the state dict like any other part.
+backbone.py says how a frozen transformer is saved and loaded.
 """
 
 from __future__ import annotations
@@ -19,38 +16,29 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from cutslots.modules.base import first_parameter
-from cutslots.modules.encoders import ENCODERS, Encoder, EncoderConfig
-from cutslots.programs.constants import ConstantLayer
-from cutslots.registry import Range
+from cutslots.modules.backbone import BackboneConfig, BackboneEncoder
+from cutslots.modules.encoders import ENCODERS
 
 MODEL_TYPES = ("vit", "dinov2", "dinov2_with_registers", "vit_mae")  # in config.json; DINO's is vit
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")  # one of them: large checkpoints have several files
 PREPROCESSOR = "preprocessor_config.json"
 UNUSED = ("pooler.", "mask_token")  # weights that patch features do not depend on
-NORM_UNIT = 1e-6  # of the norm that the state dict holds, an integer so that half precision does not round it
-NORM_TOLERANCE = 1e-5  # of the norm, relative: sums depend on their order, which depends on transformers' version
 SINES = "position_embeddings"  # of an MAE: sines and cosines, which are not trained
 
 
 @dataclass(frozen=True)
-class ViTConfig(EncoderConfig):
+class ViTConfig(BackboneConfig):
     checkpoint: str = "facebook/dinov2-small"
     """Folder of a DINO, DINOv2, MAE or ViT checkpoint, or its name on the Hugging Face Hub, downloaded before."""
-    frozen: bool = True
-    """Keep the weights of the checkpoint. Feature reconstruction needs it; --encoder.no-frozen fine-tunes them."""
-    lr_scale: Annotated[float, Range(0, 65_536)] = 0.1
-    """Factor on the learning rate of a transformer that is fine-tuned."""
 
 
 class Normalization(NamedTuple):
@@ -61,33 +49,26 @@ class Normalization(NamedTuple):
 
 
 @ENCODERS.register("vit", ViTConfig)
-class ViTEncoder(Encoder, ConstantLayer):
+class ViTEncoder(BackboneEncoder):
     """Patch features of a pre-trained vision transformer: DINO, DINOv2, MAE or ViT.
 
     `checkpoint` is a folder or a name on the Hub. The size of images has to be a multiple of the patch size.
     """
 
-    weight_norm: Tensor
-
     def __init__(self, checkpoint: str | Path, frozen: bool = True, lr_scale: float = 0.1) -> None:
-        super().__init__()
-        self.checkpoint, self.frozen, self.lr_scale = str(checkpoint), frozen, lr_scale
-        folder = find_folder(self.checkpoint)
-        self.normalization = read_normalization(folder)
-        self.backbone = load_backbone(folder)
+        super().__init__(checkpoint, frozen, lr_scale)
+        self.normalization = read_normalization(find_folder(self.checkpoint))
         config: Any = self.backbone.config
         self.out_channels: int = config.hidden_size
         self.patch_size = _pair(config.patch_size)
         self.num_extra_tokens: int = 1 + getattr(config, "num_register_tokens", 0)
         fixed = (*UNUSED, SINES) if config.model_type == "vit_mae" else UNUSED
         for name, parameter in self.backbone.named_parameters():
-            if frozen or any(part in name for part in fixed):
+            if any(part in name for part in fixed):
                 parameter.requires_grad_(False)
-        self.train(self.training)
-        if frozen:
-            self.register_buffer("weight_norm", weight_norm(self.backbone))
-            self.register_state_dict_post_hook(_drop_backbone)
-            self.register_load_state_dict_post_hook(_expect_no_backbone)
+
+    def load_backbone(self) -> Any:
+        return load_backbone(find_folder(self.checkpoint))
 
     def out_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
         (height, width), (rows, columns) = image_size, self.patch_size
@@ -124,56 +105,6 @@ class ViTEncoder(Encoder, ConstantLayer):
             return None
         digest = hashlib.sha256((find_folder(self.checkpoint) / "config.json").read_bytes()).hexdigest()
         return {"weight_norm": int(self.weight_norm), "config": digest, "normalization": self.normalization}
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return [{"params": [p for p in self.parameters() if p.requires_grad], "lr_scale": self.lr_scale}]
-
-    def train(self, mode: bool = True) -> Self:
-        super().train(mode)
-        if self.frozen:
-            self.backbone.eval()  # dropout and stochastic depth would change the features
-        return self
-
-    def precompute(self) -> None:
-        """Read frozen weights again, in the precision and on the device of the encoder."""
-        if not self.frozen or self.device.type == "meta":
-            return
-        backbone = load_backbone(find_folder(self.checkpoint))
-        if first_parameter(self.backbone).device.type == "meta":
-            self.backbone.to_empty(device=self.device)
-        self.backbone.load_state_dict(backbone.state_dict())
-        self.weight_norm = weight_norm(backbone).to(self.device)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        given = state_dict.get(f"{prefix}weight_norm")
-        if self.frozen and given is not None and "meta" not in (given.device.type, self.device.type):
-            expected, found = (int(x) * NORM_UNIT for x in (given, self.weight_norm))
-            if abs(found - expected) > NORM_TOLERANCE * expected:
-                raise ValueError(
-                    f"encoder.checkpoint is {self.checkpoint!r}, whose weights have norm {found:.6g}; expected the "
-                    f"checkpoint that the model was trained with, whose weights have norm {expected:.6g}"
-                )
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def weight_norm(backbone: nn.Module) -> Tensor:
-    """Return the Euclidean norm of all weights in units of 1e-6, as an integer; zero on the meta device."""
-    if first_parameter(backbone).device.type == "meta":
-        return torch.zeros((), dtype=torch.int64)
-    squares = sum(float(p.detach().double().square().sum()) for p in backbone.parameters())
-    return torch.tensor(round(math.sqrt(squares) / NORM_UNIT), dtype=torch.int64)
-
-
-def _drop_backbone(module: nn.Module, state: dict[str, Tensor], prefix: str, metadata: Any) -> None:
-    for name in [name for name in state if name.startswith(f"{prefix}backbone.")]:
-        del state[name]
-
-
-def _expect_no_backbone(module: nn.Module, keys: Any) -> None:
-    """Take the weights of the frozen transformer from the list of missing ones."""
-    backbone: Any = module.backbone
-    names = dict(backbone.named_parameters())
-    keys.missing_keys[:] = [key for key in keys.missing_keys if key.rpartition("backbone.")[2] not in names]
 
 
 # --------------------------------------------------------------------------------------------------------- checkpoints

@@ -1,4 +1,4 @@
-"""`TrainConfig`: a training run, from its parts to its run folder."""
+"""The configs of training runs, from their parts to their run folders: `TrainConfig` and `PretrainConfig`."""
 
 from __future__ import annotations
 
@@ -6,27 +6,30 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import tyro
 
 from cutslots.data.registry import DATASETS, DatasetConfig
 from cutslots.models.discovery import MODELS, ModelConfig
-from cutslots.registry import Range, Steps, check_option, options, plugins_of, validate_nested
+from cutslots.modules.encoders import ENCODERS, EncoderConfig
+from cutslots.registry import Range, Registry, Steps, check_option, options, plugins_of, validate_nested
 from cutslots.training.losses import LOSSES, LossConfig
+from cutslots.training.objectives import OBJECTIVES, ObjectiveConfig
 
 Positive = Range(1e-12, 65_536)
 Minutes = Range(0, 10**6)
 Count = Annotated[int, Range(1, 10**9)]
+PATHS = ("out", "cache_dir")
 
 
-@dataclass(frozen=True)
-class TrainConfig:
-    """A training run: the model, the data and the loss, the schedule, and where it runs."""
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What all training runs have in common: the data, the schedule, and where they run."""
 
-    model: Annotated[ModelConfig, tyro.conf.arg(name="")]
+    parts: ClassVar[dict[str, Registry]]  # the registries of the fields that are parts
+
     data: DatasetConfig
-    loss: LossConfig
     preset: Annotated[str, tyro.conf.Suppress]
 
     batch_size: Annotated[int, Range(1, 65_536)]
@@ -50,12 +53,6 @@ class TrainConfig:
 
     num_images: Count | Literal["endless"] | None = None
     """Train on the first images or frames only; on all by default. With endless, built-in scenes never repeat."""
-    max_frame_gap: Annotated[int, Range(1, 10_000)] = 1
-    """Largest distance between successive frames of a clip, for models of clips; 1 for consecutive frames."""
-    horizontal_flips: bool = False
-    """Augmentation: flip images at random, left to right."""
-    init_from: str | None = None
-    """Initialise from a checkpoint of the same model, to fine-tune it: a run folder, a .safetensors file or a name."""
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     """Seed of the initial weights, the order of images and all random numbers."""
     max_minutes: Annotated[float, Minutes] | None = None
@@ -84,30 +81,99 @@ class TrainConfig:
     cuda_graphs: bool = False
     """Replay training steps as a CUDA graph, on one CUDA device. Experimental."""
 
+    if TYPE_CHECKING:
+
+        @property
+        def image_size(self) -> tuple[int, int]:
+            """Height and width of the images."""  # a field of PretrainConfig, whose default a property would become
+
+    @property
+    def frames(self) -> int:
+        """Frames of a training sample: 1 for images."""
+        return 1
+
+    @property
+    def max_frame_gap(self) -> int:
+        """Largest distance between successive frames of a clip."""
+        return 1
+
+    @property
+    def horizontal_flips(self) -> bool:
+        """Whether the loader flips images at random, left to right."""
+        return False
+
+    @property
+    def validates_on_videos(self) -> bool:
+        """Whether videos are validated on as videos. Otherwise their frames are images."""
+        return False
+
     def validate(self) -> None:
         """Raise a ValueError that names the option if one has the wrong type or is out of range."""
-        for name, hint in options(TrainConfig).items():
-            if name not in (*PARTS, "out", "cache_dir", "plugins"):
+        for name, hint in options(type(self)).items():
+            if name not in (*self.parts, *PATHS, "plugins"):
                 check_option(name, getattr(self, name), hint)
-        for name in PARTS:
+        for name in self.parts:
             validate_nested(getattr(self, name), "" if name == "model" else f"{name}.")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the config as JSON types, parts nested: the content of run.json."""
-        values = {name: getattr(self, name) for name in options(TrainConfig)}
-        parts = {name: value.registry.to_dict(value) for name, value in values.items() if name in PARTS}
-        paths = {name: None if values[name] is None else str(values[name]) for name in ("out", "cache_dir")}
-        needed = dict.fromkeys(name for part in PARTS for name in plugins_of(values[part]))
+        values = {name: getattr(self, name) for name in options(type(self))}
+        parts = {name: value.registry.to_dict(value) for name, value in values.items() if name in self.parts}
+        paths = {name: None if values[name] is None else str(values[name]) for name in PATHS}
+        needed = dict.fromkeys(name for part in self.parts for name in plugins_of(values[part]))
         return values | parts | paths | {"plugins": list(needed)}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return the config that `to_dict` was called on."""
         known = {field.name for field in dataclasses.fields(cls)}
-        given = {name: value for name, value in values.items() if name in known}
-        parts = {name: registry.from_dict(given[name]) for name, registry in PARTS.items()}
-        paths = {name: Path(given[name]) for name in ("out", "cache_dir") if given.get(name) is not None}
+        given = {name: _without_lists(value) for name, value in values.items() if name in known}
+        parts = {name: registry.from_dict(given[name]) for name, registry in cls.parts.items()}
+        paths = {name: Path(given[name]) for name in PATHS if given.get(name) is not None}
         return cls(**given | parts | paths | {"plugins": ()})  # whose parts are registered by now
 
 
-PARTS = {"model": MODELS, "data": DATASETS, "loss": LOSSES}
+def _without_lists(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(RunConfig):
+    """A training run: the model, the data and the loss, the schedule, and where it runs."""
+
+    parts = {"model": MODELS, "data": DATASETS, "loss": LOSSES}
+
+    model: Annotated[ModelConfig, tyro.conf.arg(name="")]
+    loss: LossConfig
+    max_frame_gap: Annotated[int, Range(1, 10_000)] = 1
+    """Largest distance between successive frames of a clip, for models of clips; 1 for consecutive frames."""
+    horizontal_flips: bool = False
+    """Augmentation: flip images at random, left to right."""
+    init_from: str | None = None
+    """Initialise from a checkpoint of the same model, to fine-tune it: a run folder, a .safetensors file or a name."""
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        return self.model.image_size
+
+    @property
+    def frames(self) -> int:
+        return self.model.frames
+
+    @property
+    def validates_on_videos(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig(RunConfig):
+    """A run of `cutslots pretrain`: the encoder, the objective and the data, the schedule, and where it runs."""
+
+    parts = {"encoder": ENCODERS, "objective": OBJECTIVES, "data": DATASETS}
+
+    encoder: EncoderConfig
+    objective: ObjectiveConfig
+    image_size: Annotated[tuple[int, int], Range(8, 2048)]
+    """Height and width of the images."""
+    out: Path | None = None
+    """Run folder; runs/pretrain-PRESET-DATA-SEED by default. Run the same command again to resume."""

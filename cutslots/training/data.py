@@ -14,7 +14,7 @@ from cutslots.data.video import Clips, VideoFrames
 from cutslots.dataset import Dataset, VideoDataset
 from cutslots.scenes import Scenes
 from cutslots.scenes.dataset import Textures
-from cutslots.training.config import TrainConfig
+from cutslots.training.config import RunConfig
 
 MAX_RAMP_SCENES, MAX_LOW_CONTRAST_SCENES = 12_000, 16_000
 
@@ -27,21 +27,21 @@ class Curriculum(NamedTuple):
     low_contrast: Dataset | None
 
 
-def open_split(config: TrainConfig, split: str, count: int | None) -> Any:
-    """Open a split: images, or videos for a model of clips. Videos are validated on as videos by any model."""
-    data = open_dataset(config.data, split, config.model.image_size, count, masks=split != "train")
-    if config.model.frames == 1 and split == "train":
+def open_split(config: RunConfig, split: str, count: int | None) -> Any:
+    """Open a split: images, or videos for a model of clips. Models, not encoders, are validated on videos as such."""
+    data = open_dataset(config.data, split, config.image_size, count, masks=split != "train")
+    if config.frames == 1 and (split == "train" or not config.validates_on_videos):
         return data
     data = data.as_videos()
-    if config.model.frames > 1 and data.frames == 1:
+    if config.frames > 1 and data.frames == 1:
         raise ValueError(
-            f"data is {data_text(config.data)!r}, which holds images; a model of {config.model.frames} frames expects "
+            f"data is {data_text(config.data)!r}, which holds images; a model of {config.frames} frames expects "
             "videos, such as moving or movi-a:DIR"
         )
     return data
 
 
-def open_training_data(config: TrainConfig, fabric: Fabric) -> Dataset:
+def open_training_data(config: RunConfig, fabric: Fabric) -> Dataset:
     """Open the images, or videos, of the training split; say how many of them are used."""
     assert config.num_images != "endless"  # which has a loader of its own
     data = open_split(config, "train", config.num_images)
@@ -52,29 +52,29 @@ def open_training_data(config: TrainConfig, fabric: Fabric) -> Dataset:
     return data
 
 
-def training_data(config: TrainConfig, fabric: Fabric) -> Dataset:
+def training_data(config: RunConfig, fabric: Fabric) -> Dataset:
     """Return the images, or clips, of the training split, in memory if they fit."""
     data = open_training_data(config, fabric)
     return training_samples(_load(data, config, fabric, f"{data_text(config.data)}, train"), config)
 
 
-def training_samples(data: Dataset, config: TrainConfig) -> Dataset:
+def training_samples(data: Dataset, config: RunConfig) -> Dataset:
     """Return what a model trains on: the images, or the clips of videos."""
-    if config.model.frames == 1:
+    if config.frames == 1:
         return data
-    return Clips(cast(VideoDataset, data), config.model.frames, config.max_frame_gap)
+    return Clips(cast(VideoDataset, data), config.frames, config.max_frame_gap)
 
 
-def validation_data(config: TrainConfig, fabric: Fabric) -> Dataset:
+def validation_data(config: RunConfig, fabric: Fabric) -> Dataset:
     """Return the images, or videos, that a run is validated on."""
     data = open_split(config, "val", config.num_eval_images)
     return _load(data, config, fabric, f"{data_text(config.data)}, val")
 
 
-def curriculum(config: TrainConfig, fabric: Fabric, count: int, step: int) -> Curriculum | None:
+def curriculum(config: RunConfig, fabric: Fabric, count: int, step: int) -> Curriculum | None:
     """Return the scenes of the curriculum that the rest of the run needs after this step, if it has one."""
     options = config.data
-    if not isinstance(options, TexturedSceneConfig) or config.model.frames > 1 or step >= config.max_steps:
+    if not isinstance(options, TexturedSceneConfig) or config.frames > 1 or step >= config.max_steps:
         return None
     ramp_end = options.texture_ramp_end
     if ramp_end >= config.max_steps and fabric.global_rank == 0:
@@ -90,14 +90,14 @@ def curriculum(config: TrainConfig, fabric: Fabric, count: int, step: int) -> Cu
     )
 
 
-def _variant(textures: Textures, count: int, seed: int, config: TrainConfig, fabric: Fabric) -> Dataset:
+def _variant(textures: Textures, count: int, seed: int, config: RunConfig, fabric: Fabric) -> Dataset:
     """Return as many scenes of the run's family with other textures. Their seed differs from the run's scenes, 0."""
     like: Scenes = open_split(config, "train", count)
     scenes = Scenes(like.family, "train", like.image_size, seed, len(like), like.num_objects, textures)
     return _load(scenes, config, fabric, f"{data_text(config.data)}, {textures}")
 
 
-def _load(data: Any, config: TrainConfig, fabric: Fabric, title: str) -> Dataset:
+def _load(data: Any, config: RunConfig, fabric: Fabric, title: str) -> Dataset:
     """Return a dataset in memory; built-in scenes from the cache folder, if there is one."""
     if isinstance(data, VideoFrames):
         return VideoFrames(cast(VideoDataset, _load(data.videos, config, fabric, title)), data.count)

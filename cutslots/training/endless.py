@@ -25,7 +25,7 @@ from cutslots.scenes.dataset import MAX_BLEND
 from cutslots.scenes.render import render
 from cutslots.scenes.sample import sample_scenes
 from cutslots.scenes.scene_batch import SceneBatch
-from cutslots.training.config import TrainConfig
+from cutslots.training.config import RunConfig
 from cutslots.training.data import open_split
 from cutslots.training.loader import LOW_CONTRAST, TEXTURE_STRENGTH, TrainLoader
 from cutslots.training.schedules import texture_range
@@ -43,7 +43,7 @@ class Block(NamedTuple):
 class EndlessLoader(TrainLoader):
     """Iterates over the images of steps, from `step` on. Images follow from (seed, step), not from the block's size."""
 
-    def __init__(self, config: TrainConfig, fabric: Fabric, step: int) -> None:
+    def __init__(self, config: RunConfig, fabric: Fabric, step: int) -> None:
         self.scenes = endless_scenes(config)
         super().__init__(self.scenes, config, fabric, step)
         size = config.batch_size // fabric.world_size
@@ -129,7 +129,7 @@ class EndlessLoader(TrainLoader):
         return self._share(np.where(replaced, blend, 0.0))
 
 
-def endless_scenes(config: TrainConfig) -> Scenes:
+def endless_scenes(config: RunConfig) -> Scenes:
     """Return the built-in scenes of a run. Raises a ValueError if its data are something else."""
     data = open_split(config, "train", None)
     if not (isinstance(data, Scenes) and data.frames == 1):

@@ -17,7 +17,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from cutslots.dataset import Dataset
-from cutslots.training.config import TrainConfig
+from cutslots.training.config import RunConfig
 from cutslots.training.data import Curriculum
 from cutslots.training.schedules import texture_range
 
@@ -32,7 +32,7 @@ class TrainLoader:
     """
 
     def __init__(
-        self, data: Dataset, config: TrainConfig, fabric: Fabric, step: int, curriculum: Curriculum | None = None
+        self, data: Dataset, config: RunConfig, fabric: Fabric, step: int, curriculum: Curriculum | None = None
     ) -> None:
         self.data, self.config, self.fabric, self.step = data, config, fabric, step
         self.curriculum = curriculum

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning_fabric import Fabric
+from PIL import Image
 from torch import Tensor
 
 from cutslots.dataset import Dataset
@@ -18,8 +19,7 @@ from cutslots.evaluation.evaluate import evaluate_model
 from cutslots.evaluation.visualize import visualization_grid, visualize_images
 from cutslots.files import append_line, progress, read_lines, write_atomically
 from cutslots.models.checkpoints import save
-from cutslots.models.discovery import Discovery
-from cutslots.training.config import TrainConfig
+from cutslots.training.config import RunConfig
 from cutslots.training.report import write_training_report
 from cutslots.training.run_folder import save_state
 from cutslots.training.tensorboard import TensorBoardWriter
@@ -32,7 +32,7 @@ NUM_SHOWN, NUM_REPORTED = 4, 8  # images in a visualisation of a step, and in th
 class RunLogger:
     """Writes what a run produces. Only process 0 writes; all processes take part in evaluation."""
 
-    def __init__(self, folder: Path, config: TrainConfig, fabric: Fabric, state: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, config: RunConfig, fabric: Fabric, state: dict[str, Any]) -> None:
         self.folder, self.config, self.fabric, self.first_step = folder, config, fabric, state["step"]
         self.writes = fabric.global_rank == 0
         self.saved_at = self.logged_at = time.monotonic()
@@ -79,7 +79,7 @@ class RunLogger:
             rows = torch.as_tensor(self.fabric.all_reduce(rows, reduce_op="mean"))
         loss, norm = rows.tolist()
         now = time.monotonic()
-        images = (step - self.logged_step) * self.config.batch_size * self.config.model.frames
+        images = (step - self.logged_step) * self.config.batch_size * self.config.frames
         self.speed = images / max(now - self.logged_at, 1e-9)
         self.logged_step, self.logged_at, self.recent = step, now, []
         curves = {"loss": loss, "grad_norm": norm, "lr": lr, "images_per_second": self.speed}
@@ -102,22 +102,34 @@ class RunLogger:
         metric = f"  ARI-FG {100 * self.newest['ari_fg']:.1f}" if "ari_fg" in self.newest else ""
         return f"loss {loss:.5f}  {self.speed:.0f} images/s{metric}"
 
-    def evaluate(self, step: int, model: Discovery, data: Dataset) -> None:
+    def evaluate(self, step: int, model: Any, data: Dataset) -> None:
         """Evaluate on the validation data; write metrics and a visualisation."""
         self.check_finite(step)
         started = time.monotonic()
-        self.newest = evaluate_model(model, data, self.fabric).means()
+        self.newest = self.measure(model, data)
         if self.writes:
             self._write({"step": step, "val": self.newest})
             self.tensorboard.scalars(step, {f"val/{name}": value for name, value in self.newest.items()})
-            grid = visualization_grid(visualize_images(model, data, NUM_SHOWN, self.fabric))
+            grid = self.visualize(model, data)
             write_atomically(self.folder / "visualizations" / f"step_{step:07d}.png", encode_png(grid))
             self.tensorboard.image(step, "visualizations", np.asarray(grid))
-            shown = [("ARI-FG", "ari_fg"), ("mIoU", "miou")] if "ari_fg" in self.newest else []
-            metrics = "".join(f"{name} {100 * self.newest[key]:.1f}  " for name, key in shown)
-            error = f"MSE {self.newest['mse']:.1f}" if "mse" in self.newest else _feature_error(self.newest)
-            self.bar.console.print(f"step {step}: {metrics}{error}", highlight=False)
+            self.bar.console.print(f"step {step}: {self.describe()}", highlight=False)
         self.logged_at += time.monotonic() - started  # the speed is that of training
+
+    def measure(self, model: Any, data: Dataset) -> dict[str, float]:
+        """Return the validation metrics, gathered from all processes."""
+        return evaluate_model(model, data, self.fabric).means()
+
+    def visualize(self, model: Any, data: Dataset) -> Image.Image:
+        """Return what the model makes of a few validation images."""
+        return visualization_grid(visualize_images(model, data, NUM_SHOWN, self.fabric))
+
+    def describe(self) -> str:
+        """Return the newest validation metrics in a few words."""
+        shown = [("ARI-FG", "ari_fg"), ("mIoU", "miou")] if "ari_fg" in self.newest else []
+        metrics = "".join(f"{name} {100 * self.newest[key]:.1f}  " for name, key in shown)
+        error = f"MSE {self.newest['mse']:.1f}" if "mse" in self.newest else _feature_error(self.newest)
+        return f"{metrics}{error}"
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.writes:
@@ -132,23 +144,31 @@ class RunLogger:
             return False
         return self.writes and time.monotonic() - self.saved_at > 60 * self.config.checkpoint_minutes
 
-    def save(self, model: Discovery, optimizer: Any, state: dict[str, Any]) -> None:
+    def save(self, model: Any, optimizer: Any, state: dict[str, Any]) -> None:
         """Save the training state and the checkpoint. The state is first: weights without one cannot be resumed."""
         self.check_finite(state["step"])
         if self.writes:
             inner = getattr(optimizer, "optimizer", optimizer)
             save_state(self.folder / "state.pt", model, inner, state)
-            save(model, self.folder)
+            self.save_checkpoint(model)
         self.saved_at = time.monotonic()
 
-    def finish(self, model: Discovery, data: Dataset) -> Path:
+    def save_checkpoint(self, model: Any) -> None:
+        """Write config.json and model.safetensors."""
+        save(model, self.folder)
+
+    def finish(self, model: Any, data: Dataset) -> Path:
         """Write the report and return the run folder."""
         if self.writes:
-            save(model, self.folder)  # again, for a run that was killed between its last state and its weights
-            shown = visualize_images(model, data, NUM_REPORTED, self.fabric)
-            write_training_report(self.folder, self.config, len(data), shown, self.fabric)
+            self.save_checkpoint(model)  # again, for a run that was killed between its last state and its weights
+            self.write_report(model, data)
             print(f"wrote {self.folder / 'model.safetensors'} and {self.folder / 'report.html'}")
         return self.folder
+
+    def write_report(self, model: Any, data: Dataset) -> None:
+        """Write report.html."""
+        shown = visualize_images(model, data, NUM_REPORTED, self.fabric)
+        write_training_report(self.folder, self.config, len(data), shown, self.fabric)
 
 
 def _feature_error(means: dict[str, float]) -> str:

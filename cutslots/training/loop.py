@@ -3,6 +3,8 @@
 The images, the learning rate and the random numbers of a step follow from (seed, step) alone; state.pt holds the
 weights and Adam's moments after some step. So a run that was killed resumes from its newest state and ends with the
 weights of an uninterrupted run. run_folder.py lists what a run writes.
+
+`run` trains whatever a `Task` says: `train` models that discover objects, `pretrain` (pretrain.py) encoders.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.utilities.rank_zero import rank_zero_only
+from torch import nn
 
 import cutslots
 from cutslots.data.text import data_text
@@ -31,16 +34,19 @@ from cutslots.models.checkpoints import checkpoint_file, load
 from cutslots.models.discovery import MODELS, Discovery, build, channels_last
 from cutslots.modules.base import PartModule
 from cutslots.registry import load_plugins
-from cutslots.training.config import TrainConfig
+from cutslots.training.config import PretrainConfig, RunConfig, TrainConfig
 from cutslots.training.data import curriculum, open_split, training_data, validation_data
 from cutslots.training.endless import EndlessLoader, endless_scenes
 from cutslots.training.feature_cache import FromFeatures, cached_features
 from cutslots.training.loader import TrainLoader
 from cutslots.training.logger import LOG_EVERY, RunLogger
-from cutslots.training.losses import LOSSES
+from cutslots.training.losses import LOSSES, Loss
 from cutslots.training.run_folder import load_state, open_run
 from cutslots.training.schedules import learning_rate
 from cutslots.training.step import make_step
+
+Config = TypeVar("Config", bound=RunConfig)
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class Interrupted(Exception):
@@ -51,19 +57,84 @@ class Interrupted(Exception):
         self.report = report
 
 
+class Task:
+    """What a run trains. Subclasses say what differs between runs; the loop is the same for all.
+
+    `config` has "auto" replaced once the run begins.
+    """
+
+    command: str | None = None  # in run.json, to tell the runs of commands apart; None for `cutslots train`
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def validate(self) -> None:
+        """Raise a ValueError for whatever is wrong, before anything is written."""
+        raise NotImplementedError
+
+    def check_start(self, folder: Path) -> None:
+        """Raise a ValueError if a run cannot start in this folder, whose default is known by then."""
+
+    def prepare_model(self, folder: Path, fabric: Fabric) -> nn.Module:
+        """Return the model on the device, with the weights that a run in this folder starts from."""
+        raise NotImplementedError
+
+    def cached_features(self, fabric: Fabric, model: nn.Module) -> Dataset | None:
+        """Return features to train on in the place of images, if the model takes them."""
+        return None
+
+    def make_loss(self) -> Loss:
+        raise NotImplementedError
+
+    def make_logger(self, folder: Path, fabric: Fabric, state: dict[str, Any]) -> RunLogger:
+        raise NotImplementedError
+
+
+class Discover(Task):
+    """Training of a model that discovers objects."""
+
+    config: TrainConfig
+
+    def validate(self) -> None:
+        validate(self.config)
+
+    def check_start(self, folder: Path) -> None:
+        config = self.config
+        if config.init_from is not None and not _has_state(folder, config):
+            _initialized(config)  # reports a checkpoint that does not fit before anything is written
+            if checkpoint_file(config.init_from).parent.resolve() == folder.resolve():
+                raise ValueError(f"init_from is {config.init_from}, the run folder itself; expected another checkpoint")
+
+    def prepare_model(self, folder: Path, fabric: Fabric) -> Discovery:
+        return _prepare_model(self.config, folder, fabric)
+
+    def cached_features(self, fabric: Fabric, model: nn.Module) -> Dataset | None:
+        return cached_features(self.config, fabric, cast(Discovery, model))
+
+    def make_loss(self) -> Loss:
+        loss: Loss = LOSSES.build(self.config.loss)
+        return loss
+
+    def make_logger(self, folder: Path, fabric: Fabric, state: dict[str, Any]) -> RunLogger:
+        return RunLogger(folder, self.config, fabric, state)
+
+
 def train(config: TrainConfig) -> Path:
     """Start or resume a training run; return its folder. Validates everything before starting processes."""
-    load_plugins(config.plugins)
-    validate(config)
-    config = resolve(config)
+    return run(Discover(config))
+
+
+def run(task: Task) -> Path:
+    """Start or resume the run of a task; return its folder. Validates everything before starting processes."""
+    load_plugins(task.config.plugins)
+    task.validate()
+    task.config = config = resolve(task.config)
     folder = cast(Path, config.out)
-    if config.init_from is not None and not _has_state(folder, config):
-        _initialized(config)  # reports a checkpoint that does not fit before anything is written
-        if checkpoint_file(config.init_from).parent.resolve() == folder.resolve():
-            raise ValueError(f"init_from is {config.init_from}, the run folder itself; expected another checkpoint")
+    task.check_start(folder)
     rank: int = rank_zero_only.rank  # type: ignore[attr-defined]
     is_other = rank > 0 or int(os.environ.get("NODE_RANK", 0)) > 0
     values = config.to_dict() | {"version": cutslots.__version__}
+    values |= {} if task.command is None else {"command": task.command}
     is_finished = functools.partial(_is_finished, config)
     opened = contextlib.nullcontext(False) if is_other else open_run(folder, values, config.overwrite, is_finished)
     with opened as complete:
@@ -77,7 +148,7 @@ def train(config: TrainConfig) -> Path:
             )
         with _lost_processes(folder, fabric):
             if not fabric.broadcast(complete):
-                return _train(config, folder, fabric)
+                return _train(task, folder, fabric)
         if fabric.global_rank == 0:
             print(f"{folder} is complete; nothing is left to do")
         return folder
@@ -98,26 +169,27 @@ def _lost_processes(folder: Path, fabric: Fabric) -> Iterator[None]:
         ) from None
 
 
-def _is_finished(config: TrainConfig, step: int, seconds: float) -> bool:
+def _is_finished(config: RunConfig, step: int, seconds: float) -> bool:
     """Return whether a run has done all its steps or used all its time."""
     return step >= config.max_steps or (config.max_minutes is not None and seconds > 60 * config.max_minutes)
 
 
-def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
+def _train(task: Task, folder: Path, fabric: Fabric) -> Path:
+    config: RunConfig = task.config
     torch.manual_seed(config.seed)
-    raw = _prepare_model(config, folder, fabric)
+    raw = task.prepare_model(folder, fabric)
     optimizer = torch.optim.Adam(parameter_groups(raw), config.lr, fused=True)
     state = load_state(folder / "state.pt", raw, optimizer)
     _check_same_state(state, folder, fabric)
-    validation, log = validation_data(config, fabric), RunLogger(folder, config, fabric, state)
+    validation, log = validation_data(config, fabric), task.make_logger(folder, fabric, state)
     if _is_finished(config, **state):  # but was killed before it wrote its report
         return log.finish(raw, validation)
-    features = cached_features(config, fabric, raw)
+    features = task.cached_features(fabric, raw)
     loader = open_loader(config, fabric, state["step"], features)
-    trained = raw if features is None else FromFeatures(raw)
-    compiled = cast(torch.nn.Module, torch.compile(trained)) if config.compile == "on" else trained
+    trained = raw if features is None else FromFeatures(cast(Discovery, raw))
+    compiled = cast(nn.Module, torch.compile(trained)) if config.compile == "on" else trained
     model, optimizer = fabric.setup(compiled, optimizer)
-    train_step = make_step(config, fabric, model, optimizer, LOSSES.build(config.loss), loader.paused)
+    train_step = make_step(config, fabric, model, optimizer, task.make_loss(), loader.paused)
 
     stop = Stop(config, fabric)
     started = time.monotonic() - state["seconds"]
@@ -143,7 +215,7 @@ def _train(config: TrainConfig, folder: Path, fabric: Fabric) -> Path:
     return log.finish(raw, validation)
 
 
-def open_loader(config: TrainConfig, fabric: Fabric, step: int, features: Dataset | None = None) -> TrainLoader:
+def open_loader(config: RunConfig, fabric: Fabric, step: int, features: Dataset | None = None) -> TrainLoader:
     """Return the loader of the images of steps, or of their cached features, from `step` on."""
     if features is not None:
         return TrainLoader(features, config, fabric, step)
@@ -156,19 +228,24 @@ def open_loader(config: TrainConfig, fabric: Fabric, step: int, features: Datase
 def _prepare_model(config: TrainConfig, folder: Path, fabric: Fabric) -> Discovery:
     """Build or initialise the model on the device, before the optimizer, whose state follows it."""
     fresh = config.init_from is None or (folder / "state.pt").exists()
-    model = channels_last(build(config.model) if fresh else _initialized(config))
-    has_batch_norm = any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    return to_device(build(config.model) if fresh else _initialized(config), fabric)
+
+
+def to_device(model: Model, fabric: Fabric) -> Model:
+    """Return a model on the device, in the memory format of convolutions. Processes share batch statistics."""
+    model = channels_last(model)
+    has_batch_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     if has_batch_norm and fabric.world_size > 1:
         if fabric.device.type != "cuda":
             raise ValueError("batch normalisation needs one process or CUDA: other devices cannot share statistics")
-        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        model = cast(Model, nn.SyncBatchNorm.convert_sync_batchnorm(model))
     return model.to(fabric.device)
 
 
-def parameter_groups(model: Discovery) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Return the optimizer groups of the parts, and one for all other parameters."""
     groups: list[dict[str, Any]] = []
-    for part in (model.encoder, model.slots, model.decoder):
+    for part in model.children():
         if isinstance(part, PartModule):
             groups += [{"lr_scale": 1.0} | group for group in part.parameter_groups()]
     known = {id(p) for group in groups for p in group["params"]}
@@ -187,11 +264,12 @@ def _any_process(fabric: Fabric, condition: bool) -> bool:
     return bool(torch.as_tensor(count) > 0)
 
 
-def resolve(config: TrainConfig) -> TrainConfig:
+def resolve(config: Config) -> Config:
     """Replace "auto" and the default run folder by what they mean here."""
     accelerator, precision = resolve_accelerator(config.accelerator, config.precision)
     compiled = {"auto": "on" if accelerator == "cuda" else "off"}.get(config.compile, config.compile)
-    name = f"{config.preset}-{Path(data_text(config.data)).name.replace(':', '-')}-{config.seed}"
+    kind = "pretrain-" if isinstance(config, PretrainConfig) else ""
+    name = f"{kind}{config.preset}-{Path(data_text(config.data)).name.replace(':', '-')}-{config.seed}"
     resolved: dict[str, Any] = {"accelerator": accelerator, "precision": precision, "compile": compiled}
     return dataclasses.replace(config, out=config.out or Path("runs") / name, **resolved)
 
@@ -237,7 +315,7 @@ class Stop:
     A second Ctrl-C ends the run at once.
     """
 
-    def __init__(self, config: TrainConfig, fabric: Fabric) -> None:
+    def __init__(self, config: RunConfig, fabric: Fabric) -> None:
         self.config, self.fabric, self.signalled = config, fabric, False
 
     def __enter__(self) -> None:

@@ -1,4 +1,4 @@
-"""The command line of `cutslots train`: from words to a `TrainConfig`.
+"""The command lines of `cutslots train` and `cutslots pretrain`: from words to a `TrainConfig` or a `PretrainConfig`.
 
 The first word is a preset. Then `--encoder NAME` selects a part, and `--encoder.OPTION VALUE` sets one of its options;
 parts are selected first, so that `--help` shows the options of the selected parts only. Options that the preset's part
@@ -8,46 +8,73 @@ and the selected one have in common keep the preset's values.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import tyro
 
 from cutslots.data.text import data_text, named_options, parse_data
 from cutslots.models.discovery import MODELS
 from cutslots.registry import PartConfig, deferred_validation, load_entry_points, load_plugins, options
-from cutslots.training.config import TrainConfig
+from cutslots.training.config import PretrainConfig, RunConfig, TrainConfig
 from cutslots.training.presets import PRESETS, SUMMARIES
+from cutslots.training.pretrain_presets import PRETRAIN_PRESETS, PRETRAIN_SUMMARIES
 
-Path = tuple[str, ...]  # of fields, from a TrainConfig to a part
+Config = TypeVar("Config", bound=RunConfig)
+
+Path = tuple[str, ...]  # of fields, from the config of a run to a part
+
+
+class Command(NamedTuple):
+    """A command with presets."""
+
+    name: str
+    description: str
+    presets: Mapping[str, RunConfig]
+    summaries: Mapping[str, str]
+
+
+TRAIN = Command("train", "Train a model.", PRESETS, SUMMARIES)
+PRETRAIN = Command("pretrain", "Train an encoder on images without labels.", PRETRAIN_PRESETS, PRETRAIN_SUMMARIES)
 
 
 def parse_train(words: Sequence[str]) -> TrainConfig:
     """Return the config of a training run. Prints help, or an error of tyro's, and exits if asked to or if needed."""
+    config: TrainConfig = _parse(TRAIN, words)
+    return config
+
+
+def parse_pretrain(words: Sequence[str]) -> PretrainConfig:
+    """Return the config of a run of `cutslots pretrain`, as `parse_train` does."""
+    config: PretrainConfig = _parse(PRETRAIN, words)
+    return config
+
+
+def _parse(command: Command, words: Sequence[str]) -> Any:
     plugins, words = _split_plugins(words)
     load_plugins(plugins)
-    if not words or words[0] not in PRESETS:
+    if not words or words[0] not in command.presets:
         load_entry_points()
-    if not words or words[0] not in PRESETS:
-        _choose_preset(words[:1])
+    if not words or words[0] not in command.presets:
+        _choose_preset(command, words[:1])
     preset, rest = words[0], words[1:]
-    prog, description = f"cutslots train {preset}", f"{preset}: {SUMMARIES[preset]}."
+    prog, description = f"cutslots {command.name} {preset}", f"{preset}: {command.summaries[preset]}."
     with deferred_validation():  # the loop validates: its errors are one sentence, and all options are known by then
-        config = select_parts(dataclasses.replace(PRESETS[preset], plugins=tuple(plugins)), rest)
+        config = select_parts(dataclasses.replace(command.presets[preset], plugins=tuple(plugins)), rest)
         check_options(config, rest)
         return tyro.cli(command_line(config), prog=prog, description=description, args=rest).config
 
 
-def _choose_preset(words: Sequence[str]) -> None:
+def _choose_preset(command: Command, words: Sequence[str]) -> None:
     """Print the presets, for --help, or tyro's error for a preset that does not exist. Exits."""
     commands = {}
-    for name, summary in SUMMARIES.items():
+    for name, summary in command.summaries.items():
         commands[name] = lambda: None
         commands[name].__doc__ = summary
-    description = "Train a model. `cutslots train PRESET --help` lists the options."
+    description = f"{command.description} `cutslots {command.name} PRESET --help` lists the options."
     tyro.extras.subcommand_cli_from_dict(
-        commands, prog="cutslots train", description=description, args=words, sort_subcommands=False
+        commands, prog=f"cutslots {command.name}", description=description, args=words, sort_subcommands=False
     )
     raise SystemExit(2)
 
@@ -74,11 +101,11 @@ def _split_plugins(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def part_paths(config: Any, path: Path = ()) -> dict[str, Path]:
     """Return the flag of every part of a config, nested ones included, and the path to it."""
     found: dict[str, Path] = {}
-    for each in dataclasses.fields(config):
-        value = getattr(config, each.name)
+    for name in config.parts if isinstance(config, RunConfig) else options(type(config)):
+        value = getattr(config, name)
         if isinstance(value, PartConfig):
-            found[_flag((*path, each.name))] = (*path, each.name)
-            found |= part_paths(value, (*path, each.name))
+            found[_flag((*path, name))] = (*path, name)
+            found |= part_paths(value, (*path, name))
     return found
 
 
@@ -88,7 +115,7 @@ def _flag(path: Path) -> str:
     return "--" + ".".join(names).replace("_", "-")
 
 
-def select_parts(config: TrainConfig, words: Sequence[str]) -> TrainConfig:
+def select_parts(config: Config, words: Sequence[str]) -> Config:
     """Return the config with the parts that the words select, outer parts before the parts inside them."""
     done: set[str] = set()
     while True:
@@ -110,7 +137,7 @@ def _select_data(current: Any, text: str) -> Any:
     return dataclasses.replace(new, **{name: getattr(current, name) for name in kept})
 
 
-def check_options(config: TrainConfig, words: Sequence[str]) -> None:
+def check_options(config: RunConfig, words: Sequence[str]) -> None:
     """Raise a ValueError that names the right part if an option belongs to a part that is not selected."""
     paths = part_paths(config)
     for word in words:
@@ -131,7 +158,9 @@ def check_options(config: TrainConfig, words: Sequence[str]) -> None:
             raise ValueError(_not_an_option(flag, owner, option, part))
 
 
-def _is_of_another_model(config: TrainConfig, option: str) -> bool:
+def _is_of_another_model(config: RunConfig, option: str) -> bool:
+    if not isinstance(config, TrainConfig):
+        return False
     known = options(TrainConfig).keys() | options(type(config.model)).keys()
     return option not in known and any(option in options(part.config) for part in MODELS.parts.values())
 
@@ -178,10 +207,11 @@ def _values(words: Sequence[str], flag: str) -> list[str]:
 # ----------------------------------------------------------------------------------------------------------------- tyro
 
 
-def command_line(config: TrainConfig) -> type[Any]:
+def command_line(config: RunConfig) -> type[Any]:
     """Return a dataclass for tyro: a flag that selects each part, then the config with the selected parts."""
-    for name in options(type(config.model)).keys() & options(TrainConfig).keys():
-        raise ValueError(f"{type(config.model).__name__} has an option {name!r}, which is an option of the run")
+    if isinstance(config, TrainConfig):
+        for name in options(type(config.model)).keys() & options(TrainConfig).keys():
+            raise ValueError(f"{type(config.model).__name__} has an option {name!r}, which is an option of the run")
     fields: list[Any] = []
     for flag, path in part_paths(config).items():
         part = _get(config, path)
@@ -199,5 +229,5 @@ def command_line(config: TrainConfig) -> type[Any]:
         tyro.conf.arg(name="plugin", help="Python file or module that registers parts; may be repeated."),
     ]
     fields.append(("plugin_files", plugin, field(default=())))
-    fields.append(("config", Annotated[TrainConfig, tyro.conf.arg(name="")], field(default=config)))
-    return dataclasses.make_dataclass("Train", fields)
+    fields.append(("config", Annotated[type(config), tyro.conf.arg(name="")], field(default=config)))
+    return dataclasses.make_dataclass("Run", fields)

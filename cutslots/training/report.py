@@ -14,30 +14,39 @@ from cutslots.evaluation.report import environment_section, image_rows, training
 from cutslots.evaluation.tables import metrics_section
 from cutslots.evaluation.visualize import Visualization
 from cutslots.files import read_lines, write_atomically
-from cutslots.training.config import TrainConfig
+from cutslots.training.config import RunConfig
 from cutslots.viz.html import key_figures, page, section
 
 
 def write_training_report(
-    folder: Path, config: TrainConfig, num_images: int, visualization: Visualization, fabric: Fabric
+    folder: Path, config: RunConfig, num_images: int, visualization: Visualization, fabric: Fabric
 ) -> None:
     """Write report.html of the run in `folder`, which was validated on `num_images` images or videos."""
     history = read_lines(folder / "metrics.jsonl")
     means = next((line["val"] for line in reversed(history) if "ari_fg" in line.get("val", {})), None)
     data = data_text(config.data)
     results = {data: {"num_images": num_images, **means}} if means else {}
-    cuda = fabric.device.type == "cuda"
-    device = torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} CPU threads"
     title = f"Training: {config.preset} on {data}"
     figures = _key_figures(config.seed, history, means)
-    write_training_page(folder / "report.html", title, folder, figures, results, visualization, device)
+    write_training_page(folder / "report.html", title, folder, figures, results, visualization, device_name(fabric))
+
+
+def device_name(fabric: Fabric) -> str:
+    """Return the device that a run used, in words."""
+    cuda = fabric.device.type == "cuda"
+    return torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} CPU threads"
 
 
 def _key_figures(seed: int, history: list[dict[str, Any]], means: dict[str, float] | None) -> dict[str, str]:
     figures: dict[str, str] = {}
     if means:
         figures |= {"ARI-FG": f"{100 * means['ari_fg']:.1f}", "mIoU": f"{100 * means['miou']:.1f}"}
-    figures["seed"] = str(seed)
+    return figures | run_figures(seed, history)
+
+
+def run_figures(seed: int, history: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the seed, steps, minutes and speed of a run, from the lines of its metrics.jsonl."""
+    figures = {"seed": str(seed)}
     losses = [line for line in history if "loss" in line]
     if losses:
         figures |= {"steps": f"{losses[-1]['step']:,}", "minutes": f"{losses[-1]['seconds'] / 60:.1f}"}

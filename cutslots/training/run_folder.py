@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from cutslots.files import Layout, output_folder, write_atomically
-from cutslots.models.discovery import Discovery
 
 # What may change when a run is resumed: none of it changes the weights that a step leads to.
 MAY_CHANGE = {"out", "overwrite", "cache_dir", "max_steps", "max_minutes", "checkpoint_minutes"}
@@ -63,7 +63,7 @@ def _check_state_exists(folder: Path) -> None:
         )
 
 
-def save_state(file: Path, model: Discovery, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def save_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Write the training state: weights, the optimizer's moments and `state`, the step and the seconds so far."""
     data = io.BytesIO()
     torch.save({**state, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, data)
@@ -79,7 +79,7 @@ def read_state(file: Path) -> dict[str, Any]:
         return state | {"step": int(state["step"]), "seconds": float(state["seconds"])}
 
 
-def load_state(file: Path, model: Discovery, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def load_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Load the newest training state into model and optimizer; return its step and seconds, zeros if there is none."""
     state = read_state(file)
     if file.exists():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from cutslots.data.builtin import TexturedSceneConfig
-from cutslots.training.config import TrainConfig
+from cutslots.training.config import RunConfig
 
 FLAT_STRENGTH = 0.15  # the strongest texture before the ramp
 STRENGTH_SPAN = 0.3  # width of the range that the textures of a batch are sampled from
 
 
-def learning_rate(config: TrainConfig, step: int) -> float:
+def learning_rate(config: RunConfig, step: int) -> float:
     """Return the learning rate: a linear warm-up, then exponential decay."""
     warmup = min(1.0, (step + 1) / max(config.warmup_steps, 1))
     return config.lr * warmup * config.lr_decay ** (step / config.lr_decay_steps)

@@ -18,7 +18,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from cutslots.training.config import TrainConfig
+from cutslots.training.config import RunConfig
 from cutslots.training.losses import Loss
 from cutslots.training.schedules import learning_rate
 
@@ -31,7 +31,7 @@ class TrainStep:
 
     captures = False  # a CUDA graph
 
-    def __init__(self, config: TrainConfig, fabric: Fabric, model: Any, optimizer: Any, loss: Loss) -> None:
+    def __init__(self, config: RunConfig, fabric: Fabric, model: Any, optimizer: Any, loss: Loss) -> None:
         self.config, self.fabric, self.model, self.optimizer, self.loss = config, fabric, model, optimizer, loss
         for group in optimizer.param_groups:  # also of a state that a run with or without graphs has saved
             group["lr"], group["capturable"] = self._lr(), self.captures
@@ -129,7 +129,7 @@ class GraphStep(TrainStep):
         self.graph = graph
 
 
-def make_step(config: TrainConfig, fabric: Fabric, model: Any, optimizer: Any, loss: Loss, paused: Paused) -> TrainStep:
+def make_step(config: RunConfig, fabric: Fabric, model: Any, optimizer: Any, loss: Loss, paused: Paused) -> TrainStep:
     """Return the step for this device. Says why if CUDA graphs are asked for and not possible."""
     parts = (config, fabric, model, optimizer, loss)
     if not config.cuda_graphs:

@@ -12,6 +12,10 @@ SHOWN_METRICS = {
     "ari": ("ARI", "^-", "#999933"),
     "miou": ("mIoU", "s-", "#009988"),
 }
+PRETRAINING_METRICS = {
+    "accuracy": ("contrastive accuracy", "o-", "#4477aa"),
+    "cluster_ari_fg": ("ARI-FG of clusters", "s--", "#ee6677"),
+}
 
 
 def training_curves(history: Sequence[dict[str, Any]]) -> str:
@@ -20,35 +24,39 @@ def training_curves(history: Sequence[dict[str, Any]]) -> str:
     `history` is the content of a run's metrics.jsonl. Lines have a "step" and a "loss", or a "step" and metrics "val".
     The alternative text of each plot names its last values.
     """
+    loss = _loss_curve(history, "reconstruction loss", " (mean squared error)", "log")
+    return f'<div class="curves">{loss}{_metric_curves(history, SHOWN_METRICS)}</div>'
+
+
+def pretraining_curves(history: Sequence[dict[str, Any]]) -> str:
+    """Return the same for a run of `cutslots pretrain`: the loss of its objective, and what its features carry."""
+    loss = _loss_curve(history, "loss", "", "linear")
+    return f'<div class="curves">{loss}{_metric_curves(history, PRETRAINING_METRICS)}</div>'
+
+
+def _loss_curve(history: Sequence[dict[str, Any]], name: str, unit: str, scale: str) -> str:
     losses = [(line["step"], line["loss"]) for line in history if "loss" in line]
-    validated = [line for line in history if "ari_fg" in line.get("val", {})]
-    return f'<div class="curves">{_loss_curve(losses)}{_metric_curves(validated)}</div>'
-
-
-def _loss_curve(losses: list[tuple[int, float]]) -> str:
     figure, axes = _axes()
-    alt = "Curve of the reconstruction loss"
+    alt = f"Curve of the {name}"
     if losses:
         axes.plot(*zip(*losses, strict=True), color="#4477aa", lw=1.2)
         alt += f": {losses[-1][1]:.3g} at step {losses[-1][0]}"
-    axes.set(xlabel="step", title="reconstruction loss (mean squared error)", yscale="log")
+    axes.set(xlabel="step", title=f"{name}{unit}", yscale=scale)
     return svg_image(figure, alt)
 
 
-def _metric_curves(validated: list[dict[str, Any]]) -> str:
+def _metric_curves(history: Sequence[dict[str, Any]], shown: dict[str, tuple[str, str, str]]) -> str:
     figure, axes = _axes()
-    alt = "Curves of the validation metrics"
-    steps = [line["step"] for line in validated]
-    for name, (label, style, color) in SHOWN_METRICS.items():
-        values = [100 * line["val"][name] for line in validated]
-        axes.plot(steps, values, style, ms=4, lw=1.2, color=color, label=label)
+    alt, last = "Curves of the validation metrics", []
+    for name, (label, style, color) in shown.items():
+        curve = [(line["step"], 100 * line["val"][name]) for line in history if name in line.get("val", {})]
+        if curve:
+            axes.plot(*zip(*curve, strict=True), style, ms=4, lw=1.2, color=color, label=label)
+            last.append((f"{label} {curve[-1][1]:.1f}", curve[-1][0]))
     axes.set(xlabel="step", title="validation metrics (%)", ylim=(-2, 100))
-    if validated:
+    if last:
         axes.legend(frameon=False)
-        last = ", ".join(
-            f"{label} {100 * validated[-1]['val'][name]:.1f}" for name, (label, *_) in SHOWN_METRICS.items()
-        )
-        alt += f", in percent: {last} at step {steps[-1]}"
+        alt += f", in percent: {', '.join(text for text, _ in last)} at step {last[-1][1]}"
     return svg_image(figure, alt)
 
 

@@ -18,7 +18,7 @@ from cutslots.models.pair_discovery import JointPairing, SeparatePairing, Shared
 from cutslots.modules.base import is_transformed
 from cutslots.modules.decoder_head import FusedDecoderHead
 from cutslots.modules.decoders import PixelShuffleConfig, PixelShuffleDecoder, SpatialBroadcastDecoder
-from cutslots.modules.encoders import CNNEncoder, ResNetConfig, ResNetEncoder
+from cutslots.modules.encoders import ENCODERS, CNNEncoder, ResNetConfig, ResNetEncoder
 from cutslots.modules.feature_decoders import MLPDecoder, MLPDecoderConfig, TransformerDecoder
 from cutslots.modules.graph_ocl import (
     GraphOCLCutConfig,
@@ -34,7 +34,9 @@ from cutslots.modules.partition import (
     SoftmaxPartition,
     SpacetimePartition,
 )
+from cutslots.modules.patch_vit import PatchViTEncoder
 from cutslots.modules.position import SoftPositionEmbedding
+from cutslots.modules.pretrained import PretrainedEncoder, save_encoder
 from cutslots.modules.slot_attention import SlotAttention, SlotAttentionConfig
 from cutslots.modules.slots import CutSlots
 from cutslots.modules.vit import ViTConfig, ViTEncoder
@@ -141,6 +143,16 @@ def vit_folder() -> str:
     return folder.name
 
 
+@functools.cache
+def encoder_folder() -> str:
+    """Return the folder of a very small pre-trained encoder, which is removed when the process ends."""
+    folder = tempfile.TemporaryDirectory()
+    FOLDERS.append(folder)
+    config = ResNetConfig(4, (3, 3), batch_norm=False)
+    save_encoder(ENCODERS.build(config), config, Path(folder.name))
+    return folder.name
+
+
 class EmbeddingWithPosition(nn.Module):
     """`SoftPositionEmbedding` with coordinates relative to a position, which is read off the features."""
 
@@ -197,6 +209,9 @@ def encoders_and_decoders() -> Group:
     return {
         "CNNEncoder": (lambda: CNNEncoder(4, (3, 3), pyramid_levels=1), (3, *IMAGE)),
         "ResNetEncoder": (lambda: ResNetEncoder(4, (3, 3), pyramid_levels=1), (3, *IMAGE)),
+        "PatchViTEncoder": (lambda: PatchViTEncoder(8, 1, 2, 4), (3, 8, 12)),
+        "PretrainedEncoder, fine-tuned": (lambda: PretrainedEncoder(encoder_folder(), frozen=False), (3, 8, 12)),
+        "PretrainedEncoder, frozen": (lambda: PretrainedEncoder(encoder_folder(), pool=2), (3, 8, 12)),
         "ViTEncoder, fine-tuned": (lambda: ViTEncoder(vit_folder(), frozen=False), (3, 8, 12)),
         "ViTEncoder, frozen": (lambda: ViTEncoder(vit_folder()), (3, 8, 12)),
         "SpatialBroadcastDecoder": (lambda: SpatialBroadcastDecoder(8, IMAGE, (4,), 1, 3), (2, 8)),

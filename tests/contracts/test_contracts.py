@@ -31,6 +31,7 @@ CELLS = [
 ]
 # Classes that other classes derive from; they do not run by themselves.
 BASES = {
+    "BackboneEncoder",
     "BroadcastDecoder",
     "ConstantLayer",
     "Decoder",

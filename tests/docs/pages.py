@@ -15,7 +15,7 @@ import tyro
 
 from cutslots import cli
 from cutslots.training import loop  # noqa: F401  registers all models
-from cutslots.training.options import parse_train
+from cutslots.training.options import parse_pretrain, parse_train
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -23,6 +23,7 @@ if not (ROOT / "mkdocs.yml").is_file():
     pytest.skip("there is no mkdocs.yml: this is not a checkout", allow_module_level=True)
 PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
+PARSERS = {"train": parse_train, "pretrain": parse_pretrain}
 PLACEHOLDERS = {"PRESET": "tiny", "DATA": "plain", "S": "0", "HEIGHT": "64", "WIDTH": "64", "FOLDER": "photos/"}
 
 
@@ -63,8 +64,8 @@ def parse(words: list[str]) -> str:
     printed, status = io.StringIO(), 0
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            if words[0] == "train":
-                parse_train(words[1:])
+            if words[0] in PARSERS:
+                PARSERS[words[0]](words[1:])
             else:
                 tyro.extras.subcommand_cli_from_dict(idle, prog="cutslots", args=words)
     except SystemExit as error:

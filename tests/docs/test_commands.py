@@ -4,10 +4,9 @@ import itertools
 
 import pytest
 
-from cutslots.training.options import parse_train
 from cutslots.training.run_folder import MAY_CHANGE
 
-from .pages import TEXTS, commands, page_id, parse
+from .pages import PARSERS, TEXTS, commands, page_id, parse
 
 
 def test_commands_are_found():
@@ -35,9 +34,9 @@ def test_commands_parse(path, folder):
 
 def request(words):
     """Return what a command asks for, without what may change when it is repeated with the same output folder."""
-    if words[0] != "train":
+    if words[0] not in PARSERS:
         return words
-    values = parse_train(words[1:]).to_dict()
+    values = PARSERS[words[0]](words[1:]).to_dict()
     return {name: value for name, value in values.items() if name not in MAY_CHANGE}
 
 

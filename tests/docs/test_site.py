@@ -115,13 +115,14 @@ def flags(text):
 
 
 def selections():
-    """Yield command lines of `train` that select every preset and every part."""
+    """Yield command lines of `train` and `pretrain` that select every preset and every part."""
     for preset in PRESETS:
-        yield [preset]
+        yield ["train", preset]
     for registry in REGISTRIES:
+        command = "pretrain" if registry.kind == "objective" else "train"
         for part in registry.parts.values():
             needs_path = registry.kind == "dataset" and "path" in part.config.__dataclass_fields__
-            yield ["tiny", FLAGS[registry.kind], part.name + (":DIR" if needs_path else "")]
+            yield [command, "tiny", FLAGS[registry.kind], part.name + (":DIR" if needs_path else "")]
 
 
 def test_the_page_of_commands_lists_every_option(site, folder, monkeypatch):
@@ -129,7 +130,7 @@ def test_the_page_of_commands_lists_every_option(site, folder, monkeypatch):
     page = text_of(site, folder, "commands.html")
     assert cli.COMMANDS.keys() | PRESETS.keys() <= set(page.split())
     assert {part for registry in REGISTRIES for part in registry.parts} <= set(page.split())
-    words = [["train", *each] for each in selections()] + [[name] for name in cli.COMMANDS if name != "train"]
+    words = [*selections(), *([name] for name in cli.COMMANDS if name != "train")]
     assert flags(page) - {"--help"} == flags("".join(parse([*each, "--help"]) for each in words)) - {"--help"}
 
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cutslots.models.checkpoints import MAX_CONFIG_BYTES, config_to_dict, load, read_config, save
+from cutslots.models.checkpoints import config_to_dict, load, read_config, save
 from cutslots.models.discovery import Discovery, build
 from cutslots.models.pair_discovery import PairDiscovery
 from cutslots.models.spacetime_discovery import SpacetimeDiscovery
+from cutslots.modules.checkpoint_files import MAX_CONFIG_BYTES
 from cutslots.modules.decoders import PixelShuffleDecoder
 from cutslots.modules.encoders import CNNEncoder
 from cutslots.modules.slots import CutSlots
@@ -178,7 +179,10 @@ def nested(config, part, **options):
         (lambda c: nested(c, "encoder", channels=True), "channels is True; expected an integer"),
         (lambda c: nested(c, "encoder", kernel_sizes=3), "kernel_sizes is 3; expected at most 64 values, each an int"),
         (lambda c: nested(c, "encoder", kernel_sizes=[2]), "kernel_sizes is (2,); expected an odd integer"),
-        (lambda c: nested(c, "encoder", name="unet"), "encoder is 'unet'; expected one of cnn, resnet, vit"),
+        (
+            lambda c: nested(c, "encoder", name="unet"),
+            "encoder is 'unet'; expected one of cnn, resnet, patch-vit, pretrained, vit",
+        ),
         (lambda c: nested(c, "slots", partition={"name": "knife"}), "partition is 'knife'; expected one of cut, softm"),
         (lambda c: c | {"slots": {"num_slots": 3}}, 'expected an object with a "name" and options'),
         (

@@ -285,7 +285,7 @@ for registry in REGISTRIES: print(registry.kind, *registry.names(), sep="|")
     names = {kind: parts for kind, *parts in (line.split("|") for line in done.stdout.splitlines())}
     assert names["model"] == ["discovery", "pair-discovery", "spacetime-discovery"], done.stderr
     assert names["slot module"] == ["cut-slots", "graph-ocl-slots", "slot-attention"]
-    assert names["encoder"] == ["cnn", "resnet", "vit"]
+    assert names["encoder"] == ["cnn", "resnet", "patch-vit", "pretrained", "vit"]
     assert names["decoder"] == ["spatial-broadcast", "pixel-shuffle", "graph-ocl-decoder", "mlp", "transformer"]
     assert names["partition"] == ["cut", "softmax", "spacetime-cut", "min-cut", "graph-ocl-cut"]
 

@@ -369,7 +369,11 @@ def test_help_of_train_lists_the_presets(monkeypatch, capsys):
 
 def test_help_shows_the_parts_of_plugins(monkeypatch, capsys):
     _, text = printed(monkeypatch, capsys, "train", "tiny", "--plugin", str(PLUGIN), "--encoder", "patches", "--help")
-    assert "{cnn,resnet,vit,patches}" in text and "(default: patches)" in text and "--encoder.kernel-sizes" not in text
+    assert (
+        "{cnn,resnet,patch-vit,pretrained,vit,patches}" in text
+        and "(default: patches)" in text
+        and "--encoder.kernel-sizes" not in text
+    )
 
 
 @pytest.mark.parametrize("words", [["--plugin", str(PLUGIN), "tiny"], [f"--plugin={PLUGIN}", "tiny"]])

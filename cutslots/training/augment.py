@@ -1,0 +1,186 @@
+"""Random augmentations of batches of images, for `cutslots pretrain`: torch operations on the device of the images.
+
+Images are (B, 3, H, W) with values in [0, 1]. Each image has random numbers of its own. They come from torch's
+generator, which the training loop seeds before every step: a resumed run sees the same views.
+
+    random_crops         a box of random area and aspect ratio, resized to the image, bilinearly
+    random_flips         left to right
+    color_jitter         brightness, contrast, saturation and hue, in this order
+    random_grayscale     the luma of ITU-R BT.601, as Pillow has it
+    random_blur          a Gaussian of random width
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+LUMA = (0.299, 0.587, 0.114)  # of red, green and blue
+YIQ = (LUMA, (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))  # hue is the angle of (I, Q)
+RGB = torch.linalg.inv(torch.tensor(YIQ, dtype=torch.float64)).tolist()  # the way back
+MAX_LOG_ASPECT = math.log(4 / 3)  # of boxes, width to height
+MAX_SIGMA = 2 / 224  # of blurs, relative to the smaller side: 2 pixels at the size for which SimCLR chose it
+JITTER_PROBABILITY = 0.8
+HUE = 0.25  # the largest rotation of hues, in turns, at a strength of 1; other changes are up to 1
+
+
+class Augmentation(NamedTuple):
+    """How strongly images are augmented."""
+
+    min_crop: float = 0.2  # smallest area of a box, relative to the image
+    jitter: float = 0.8  # strength of the changes of colors
+    grayscale: float = 0.2  # probability
+    blur: float = 0.5  # probability
+
+
+def augment(image: Tensor, strength: Augmentation) -> Tensor:
+    """Return a random view of each image, without gradients."""
+    with full_precision(image):
+        view = random_flips(random_crops(image, strength.min_crop))
+        view = color_jitter(view, strength.jitter)
+        view = random_grayscale(view, strength.grayscale)
+        return random_blur(view, strength.blur)
+
+
+def crop_and_flip(image: Tensor, min_area: float) -> Tensor:
+    """Return a random box of each image, mirrored at random, without gradients."""
+    with full_precision(image):
+        return random_flips(random_crops(image, min_area))
+
+
+@contextlib.contextmanager
+def full_precision(image: Tensor) -> Iterator[None]:
+    """Compute without autocast, whose half precision would move pixels, and without gradients."""
+    with torch.no_grad(), torch.autocast(image.device.type, enabled=False):
+        yield
+
+
+# ----------------------------------------------------------------------------------------------------------- geometry
+
+
+def random_crops(image: Tensor, min_area: float) -> Tensor:
+    """Return a random box of each image, resized to the image."""
+    return crop(image, random_boxes(image, min_area))
+
+
+def random_boxes(image: Tensor, min_area: float) -> Tensor:
+    """Return boxes (B, 4) in the units of the image: top, left, height, width, from 0 to 1."""
+    area, aspect, top, left = _uniform(image, 4)
+    area = min_area + (1 - min_area) * area
+    ratio = torch.exp(MAX_LOG_ASPECT * (2 * aspect - 1))
+    height, width = (area / ratio).sqrt().clamp(max=1), (area * ratio).sqrt().clamp(max=1)
+    return torch.stack([top * (1 - height), left * (1 - width), height, width], 1)
+
+
+def crop(image: Tensor, boxes: Tensor) -> Tensor:
+    """Return the box of each image, resized to the image bilinearly; beyond the image its border is repeated.
+
+    A box is enlarged, never reduced, so that no filter against aliasing is needed.
+    """
+    top, left, height, width = boxes.to(image.dtype).unbind(1)
+    zero = torch.zeros_like(top)
+    # From coordinates of the view in [-1, 1] to those of the image.
+    rows = torch.stack([width, zero, 2 * left + width - 1], 1), torch.stack([zero, height, 2 * top + height - 1], 1)
+    grid = F.affine_grid(torch.stack(rows, 1), list(image.shape), align_corners=False)
+    return F.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def random_flips(image: Tensor) -> Tensor:
+    """Return half of the images mirrored, left to right."""
+    return _select(image, 0.5, image.flip(-1))
+
+
+# ------------------------------------------------------------------------------------------------------------- colors
+
+
+def color_jitter(image: Tensor, strength: float) -> Tensor:
+    """Return most images with other brightness, contrast, saturation and hue."""
+    brightness, contrast, saturation, hue = (2 * x - 1 for x in _uniform(image, 4))
+    changed = adjust_brightness(image, 1 + strength * brightness)
+    changed = adjust_contrast(changed, 1 + strength * contrast)
+    changed = adjust_saturation(changed, 1 + strength * saturation)
+    return _select(image, JITTER_PROBABILITY, rotate_hue(changed, HUE * strength * hue))
+
+
+def adjust_brightness(image: Tensor, factor: Tensor) -> Tensor:
+    """Return images times a factor (B,), which is not negative."""
+    return _blend(image, torch.zeros_like(image), factor)
+
+
+def adjust_contrast(image: Tensor, factor: Tensor) -> Tensor:
+    """Return images whose difference from their mean luma is multiplied by a factor (B,)."""
+    return _blend(image, luma(image).mean((2, 3), keepdim=True), factor)
+
+
+def adjust_saturation(image: Tensor, factor: Tensor) -> Tensor:
+    """Return images whose difference from their luma is multiplied by a factor (B,)."""
+    return _blend(image, luma(image), factor)
+
+
+def rotate_hue(image: Tensor, turns: Tensor) -> Tensor:
+    """Return images whose chroma is rotated in the plane of I and Q by `turns` (B,). Luma stays, but for clipping."""
+    angle = (2 * math.pi * turns).to(image.dtype).view(-1, 1, 1)
+    y, i, q = _mix(image.unbind(1), YIQ)
+    rotated = y, angle.cos() * i - angle.sin() * q, angle.sin() * i + angle.cos() * q
+    return torch.stack(_mix(rotated, RGB), 1).clamp(0, 1)
+
+
+def _mix(channels: Sequence[Tensor], matrix: Sequence[Sequence[float]]) -> list[Tensor]:
+    """Return a matrix times channels. Its numbers stay in Python: copying them to a device would make it wait."""
+    a, b, c = channels
+    return [x * a + y * b + z * c for x, y, z in matrix]
+
+
+def random_grayscale(image: Tensor, probability: float) -> Tensor:
+    """Return some images without color."""
+    return _select(image, probability, luma(image).expand_as(image))
+
+
+def luma(image: Tensor) -> Tensor:
+    """Return the luma (B, 1, H, W)."""
+    red, green, blue = LUMA
+    return red * image[:, :1] + green * image[:, 1:2] + blue * image[:, 2:]
+
+
+def _blend(image: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    return torch.lerp(other.expand_as(image), image, factor.to(image.dtype).view(-1, 1, 1, 1)).clamp(0, 1)
+
+
+# --------------------------------------------------------------------------------------------------------------- blur
+
+
+def random_blur(image: Tensor, probability: float) -> Tensor:
+    """Return some images blurred by Gaussians of random width."""
+    largest = MAX_SIGMA * min(image.shape[-2:])
+    sigma = largest * (0.05 + 0.95 * _uniform(image, 1)[0])
+    return _select(image, probability, blur(image, sigma, math.ceil(3 * largest)))
+
+
+def blur(image: Tensor, sigma: Tensor, radius: int) -> Tensor:
+    """Return images blurred by Gaussians of standard deviations (B,) in pixels, truncated, with borders repeated."""
+    offsets = torch.arange(-radius, radius + 1, device=image.device, dtype=image.dtype)
+    weights = torch.exp(-0.5 * (offsets / sigma.to(image.dtype)[:, None]) ** 2)
+    weights = (weights / weights.sum(1, keepdim=True)).repeat_interleave(3, 0)[:, None]  # (3 B, 1, taps)
+    flat = image.flatten(0, 1)[None]  # every channel of every image has a kernel of its own
+    for kernel, padding in (
+        (weights[..., None, :], (radius, radius, 0, 0)),
+        (weights[..., None], (0, 0, radius, radius)),
+    ):
+        flat = F.conv2d(F.pad(flat, padding, mode="replicate"), kernel, groups=flat.shape[1])
+    return flat[0].unflatten(0, image.shape[:2])
+
+
+def _select(image: Tensor, probability: float, changed: Tensor) -> Tensor:
+    """Return the changed image with this probability, for each image."""
+    return torch.where(_uniform(image, 1)[0].view(-1, 1, 1, 1) < probability, changed, image)
+
+
+def _uniform(image: Tensor, count: int) -> Tensor:
+    """Return uniform random numbers (count, B), float32."""
+    return torch.rand(count, image.shape[0], device=image.device)

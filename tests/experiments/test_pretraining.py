@@ -1,0 +1,129 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cutslots.models.checkpoints import load
+from cutslots.training import loop, pretrain
+from cutslots.training.config import PretrainConfig, TrainConfig
+from experiments import pretraining
+from experiments.pretraining import METHODS, SEEDS, TEST_DATA, Options, all_runs, main, table
+from tests.experiments.test_table import differences
+from tests.small_runs import state
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """What the command writes for one method, its encoder included."""
+    folder = tmp_path_factory.mktemp("pretraining")
+    (folder / "docs").mkdir()
+    shutil.copy(DOCS / "pretraining.md", folder / "docs")
+    main(quick(folder))
+    return folder
+
+
+def quick(folder):
+    return Options(folder / "runs", folder / "docs", quick=True, num_images=2, match="simclr-cut-1")
+
+
+def runs(**changes):
+    return all_runs(Options(Path("runs"), **changes))
+
+
+def test_every_method_has_three_seeds_and_encoders_come_first():
+    found = runs()
+    encoders = [name for name, config in found.items() if isinstance(config, PretrainConfig)]
+    assert list(found)[: len(encoders)] == encoders and len(encoders) == 2 * len(SEEDS)
+    assert len(found) - len(encoders) == len(METHODS) * len(SEEDS) == 18
+    assert all(config.seed == int(name[-1]) and config.num_images == "endless" for name, config in found.items())
+
+
+def test_methods_have_equal_time_with_pretraining():
+    found = runs(max_minutes=10.0, pretraining_share=0.3)
+    for method, (target, _) in METHODS.items():
+        for seed in SEEDS:
+            minutes = found[f"{method}-{seed}"].max_minutes
+            if target != "pixels":
+                minutes += found[f"encoder-{target}-{seed}"].max_minutes
+            assert minutes == pytest.approx(10.0)
+    assert {config.max_steps for config in found.values()} == {10**6}
+
+
+def test_methods_differ_in_what_is_compared_alone():
+    found = runs()
+    pixels = found["pixels-cut-0"]
+    attention = {"model.slots", "lr", "warmup_steps"}  # the rate of the reference
+    features = {"model.encoder", "model.decoder", "loss", "max_minutes"}
+    for name, config in found.items():
+        if isinstance(config, TrainConfig):
+            expected = (attention if "slot-attention" in name else set()) | (
+                features if "pixels" not in name else set()
+            )
+            assert differences(config, pixels) - {"seed"} == expected, name
+    assert found["simclr-cut-2"].model.encoder.checkpoint == "runs/encoder-simclr-2"
+    assert differences(found["encoder-simclr-0"], found["encoder-simmim-0"]) == {"objective"}
+
+
+def test_encoders_of_chosen_runs_alone():
+    assert list(runs(match="simmim-cut-*")) == [
+        *(f"encoder-simmim-{seed}" for seed in SEEDS),
+        *(f"simmim-cut-{seed}" for seed in SEEDS),
+    ]
+    assert list(runs(match="pixels-*-0")) == ["pixels-cut-0", "pixels-slot-attention-0"]
+
+
+def test_every_config_is_valid(tmp_path):
+    """Of quick runs without a checkpoint: those of encoders and of pixels."""
+    for name, config in all_runs(Options(tmp_path, quick=True, match="*-0")).items():
+        if isinstance(config, PretrainConfig):
+            pretrain.Pretrain(config).validate()
+        elif name.startswith("pixels"):
+            loop.validate(config)
+
+
+def test_runs_and_records(written):
+    model = load(written / "runs" / "simclr-cut-1")
+    assert model.encoder.checkpoint == str(written / "runs" / "encoder-simclr-1") and model.reconstructs_features
+    record = json.loads((written / "docs" / "pretraining.json").read_text())
+    assert record.keys() == {"encoder-simclr-1", "simclr-cut-1"}
+    assert record["simclr-cut-1"]["steps"] == 4 and record["simclr-cut-1"]["test"].keys() == set(TEST_DATA)
+    assert "accuracy" in record["encoder-simclr-1"]["val"] and record["encoder-simclr-1"]["date"]
+
+
+def test_finished_runs_are_skipped(written, monkeypatch):
+    monkeypatch.setattr(loop, "train", None)
+    monkeypatch.setattr(pretrain, "pretrain", None)
+    before = (written / "docs" / "pretraining.md").read_bytes()
+    main(quick(written))
+    assert (written / "docs" / "pretraining.md").read_bytes() == before
+    assert state(written / "runs" / "simclr-cut-1")["step"] == 4
+
+
+def test_table(written):
+    text = (written / "docs" / "pretraining.md").read_text()
+    assert text.startswith("# Pre-training") and text.count("| not run |") == 3 * (len(METHODS) - 1)
+    record = json.loads((written / "docs" / "pretraining.json").read_text())["simclr-cut-1"]
+    scores = [f"{100 * record['test']['camo'][name]:.1f}" for name in pretraining.METRICS]
+    assert f"| features, `simclr` | cut | camo | 1 | 4 | {' | '.join(scores)} |" in text
+
+
+def test_table_has_the_mean_and_the_range():
+    values = {"ari_fg": 0.5, "refined_ari_fg": 0.25, "refined_miou": 0.125}
+    results = {
+        f"pixels-cut-{seed}": {
+            "steps": 1000 + seed,
+            "test": {data: {k: v + seed / 100 for k, v in values.items()} for data in TEST_DATA},
+        }
+        for seed in SEEDS
+    }
+    row = "| pixels | cut | textured | 3 | 1,001 | 51.0 (50.0 to 52.0) | 26.0 (25.0 to 27.0) | 13.5 (12.5 to 14.5) |"
+    assert row in table(results)
+
+
+def test_table_of_the_docs_is_that_of_the_record():
+    file = DOCS / "pretraining.json"
+    results = json.loads(file.read_text()) if file.is_file() else {}
+    assert table(results) in (DOCS / "pretraining.md").read_text()

@@ -1,0 +1,193 @@
+"""Augmentations. References are Pillow, SciPy and formulas written out."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageEnhance
+from scipy.ndimage import gaussian_filter
+
+from cutslots.training.augment import (
+    Augmentation,
+    adjust_brightness,
+    adjust_contrast,
+    adjust_saturation,
+    augment,
+    blur,
+    color_jitter,
+    crop,
+    crop_and_flip,
+    luma,
+    random_blur,
+    random_boxes,
+    random_crops,
+    random_flips,
+    random_grayscale,
+    rotate_hue,
+)
+
+STRENGTH = Augmentation()
+
+
+@pytest.fixture
+def image():
+    return torch.rand(4, 3, 12, 20, generator=torch.Generator().manual_seed(0))
+
+
+def to_pillow(image):
+    return Image.fromarray((255 * image).round().to(torch.uint8).movedim(0, -1).numpy())
+
+
+def from_pillow(image):
+    return torch.from_numpy(np.array(image)).movedim(-1, 0) / 255
+
+
+def quantized(image):
+    return (255 * image).round() / 255
+
+
+# ----------------------------------------------------------------------------------------------------------- geometry
+
+
+def test_crops_are_those_of_pillow(image):
+    height, width = image.shape[2:]
+    boxes = torch.tensor([[0.0, 0.0, 1.0, 1.0], [0.25, 0.1, 0.5, 0.6], [0.0, 0.3, 0.4, 0.7], [0.55, 0.61, 0.45, 0.39]])
+    views = crop(image, boxes)
+    for x, view, (top, left, h, w) in zip(image, views, boxes.tolist(), strict=True):
+        box = (left * width, top * height, (left + w) * width, (top + h) * height)
+        for channel in range(3):
+            source = Image.fromarray(x[channel].numpy())
+            expected = np.array(source.resize((width, height), Image.Resampling.BILINEAR, box))
+            torch.testing.assert_close(view[channel], torch.from_numpy(expected), rtol=0, atol=1e-5)
+    torch.testing.assert_close(views[0], image[0])
+
+
+def test_boxes_lie_in_the_image_and_have_the_areas_asked_for():
+    torch.manual_seed(0)
+    top, left, height, width = random_boxes(torch.zeros(4000, 3, 8, 8), 0.3).unbind(1)
+    assert min(top.min(), left.min()) >= 0 and (top + height).max() <= 1 + 1e-6 and (left + width).max() <= 1 + 1e-6
+    area, free = height * width, (height < 1) & (width < 1)  # a long box of a large area is cut off
+    assert area[free].min() >= 0.3 - 1e-6 and area.max() <= 1
+    assert torch.all((width / height)[free].log().abs() <= math.log(4 / 3) + 1e-5)
+    assert (area < 0.4).any() and (area > 0.9).any() and (top > 0.3).any()
+
+
+def test_full_boxes_change_nothing(image):
+    boxes = torch.tensor([0.0, 0.0, 1.0, 1.0]).expand(4, -1)
+    torch.testing.assert_close(crop(image, boxes), image)
+
+
+def test_half_of_the_images_are_flipped():
+    image = torch.rand(400, 3, 2, 6)
+    torch.manual_seed(0)
+    flipped = (random_flips(image) != image).flatten(1).any(1)
+    assert random_flips(image).shape == image.shape and 150 < flipped.sum() < 250
+    torch.manual_seed(0)
+    view = random_flips(image)
+    assert view[flipped].equal(image[flipped].flip(-1)) and view[~flipped].equal(image[~flipped])
+
+
+# ------------------------------------------------------------------------------------------------------------- colors
+
+
+@pytest.mark.parametrize(
+    "adjust, enhance",
+    [
+        (adjust_brightness, ImageEnhance.Brightness),
+        (adjust_contrast, ImageEnhance.Contrast),
+        (adjust_saturation, ImageEnhance.Color),
+    ],
+)
+def test_colors_change_as_in_pillow(image, adjust, enhance):
+    factors = torch.tensor([0.0, 0.4, 1.0, 1.7])
+    image = quantized(image)
+    changed = adjust(image, factors)
+    for x, y, factor in zip(image, changed, factors.tolist(), strict=True):
+        expected = from_pillow(enhance(to_pillow(x)).enhance(factor))
+        torch.testing.assert_close(y, expected, rtol=0, atol=2.1 / 255)  # Pillow rounds the mean and the result
+    torch.testing.assert_close(changed[2], image[2])
+
+
+def test_gray_is_that_of_pillow(image):
+    image = quantized(image)
+    gray = random_grayscale(image, 1.0)
+    for x, y in zip(image, gray, strict=True):
+        expected = torch.from_numpy(np.array(to_pillow(x).convert("L"))) / 255
+        torch.testing.assert_close(y, expected.expand(3, -1, -1), rtol=0, atol=1.01 / 255)
+    assert random_grayscale(image, 0.0).equal(image)
+
+
+def test_hues_rotate_around_the_luma(image):
+    muted = 0.5 + 0.1 * (image - 0.5)  # so that nothing is clipped
+    turns = torch.tensor([0.1, -0.3, 0.5, 1.0])
+    rotated = rotate_hue(muted, turns)
+    torch.testing.assert_close(luma(rotated), luma(muted), rtol=0, atol=2e-4)  # YIQ has four digits
+    torch.testing.assert_close(rotate_hue(rotated, -turns), muted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(rotated[3], muted[3], rtol=0, atol=1e-5)
+    assert (rotated[:3] - muted[:3]).abs().amax((1, 2, 3)).min() > 0.01
+    gray = luma(image).expand_as(image)
+    torch.testing.assert_close(rotate_hue(gray, turns), gray, rtol=0, atol=2e-4)
+
+
+def test_no_jitter_changes_nothing(image):
+    torch.testing.assert_close(color_jitter(image, 0.0), image, rtol=0, atol=1e-6)
+
+
+# --------------------------------------------------------------------------------------------------------------- blur
+
+
+def test_blur_is_that_of_scipy(image):
+    sigma = torch.tensor([0.3, 0.8, 1.1, 1.5])
+    blurred = blur(image.double(), sigma.double(), 5)
+    for x, y, s in zip(image, blurred, sigma.double().tolist(), strict=True):
+        expected = gaussian_filter(x.double().numpy(), (0, s, s), mode="nearest", radius=(0, 5, 5))
+        torch.testing.assert_close(y, torch.from_numpy(expected), rtol=0, atol=1e-10)
+
+
+def test_blurs_at_random():
+    image = torch.rand(8, 3, 96, 64)
+    assert random_blur(image, 0.0).equal(image)
+    torch.manual_seed(0)
+    variances = random_blur(image, 1.0).flatten(1).var(1) / image.flatten(1).var(1)
+    assert variances.max() <= 1 and variances.min() < 0.5 and variances.std() > 0.01, "widths differ"
+    torch.testing.assert_close(random_blur(torch.full((2, 3, 64, 64), 0.3), 1.0), torch.full((2, 3, 64, 64), 0.3))
+
+
+# ------------------------------------------------------------------------------------------------------------- views
+
+
+def test_views_follow_from_the_seed(image):
+    views = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        views.append(augment(image, STRENGTH))
+    assert views[0].equal(views[1]) and not views[0].equal(views[2])
+
+
+def test_views_are_the_same_under_autocast(image):
+    """Half precision would move pixels."""
+    views = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            views.append((augment(image, STRENGTH), crop_and_flip(image, 0.3)))
+    assert all(a.equal(b) and a.dtype == torch.float32 for a, b in zip(*views, strict=True))
+
+
+def test_every_image_has_a_view_of_its_own(image):
+    torch.manual_seed(0)
+    views = augment(image[:1].expand(6, -1, -1, -1), STRENGTH)
+    assert all(not views[i].equal(views[j]) for i in range(6) for j in range(i))
+
+
+def test_views_have_values_of_images(image):
+    torch.manual_seed(0)
+    for _ in range(20):
+        view = augment(image, Augmentation(0.05, 1.0, 0.5, 0.5))
+        assert view.shape == image.shape and view.dtype == image.dtype and view.min() >= 0 and view.max() <= 1 + 1e-6
+
+
+def test_crops_of_uniform_images_are_uniform():
+    image = torch.tensor([0.2, 0.5, 0.9]).view(1, 3, 1, 1).expand(3, -1, 9, 7)
+    torch.testing.assert_close(random_crops(image, 0.1), image)
