@@ -40,7 +40,7 @@ TILE, MARGIN = 64, 12  # of overlapping tiles
 MAX_TILE_ERROR = 1.5e-7  # what remains of the effect of a pixel at the distance MARGIN; about an epsilon of float32
 MAX_SPECTRUM_RANGE = 256  # between the modes of one cut, up to which one scale is enough for float16
 FUSED_WARPS, FUSED_ADJOINT_WARPS = 4, 4  # of a program that solves one cut
-TILE_WARPS, TILE_ADJOINT_WARPS = 4, 4  # of a program that solves one tile
+TILE_WARPS = 4  # of a program that solves one tile
 BLOCK_H, BLOCK_W = 8, 128  # the pixels of a program without products
 
 
@@ -127,56 +127,6 @@ def _filter(q, table_x, table_y, spectrum, TILE_H: tl.constexpr, TILE_W: tl.cons
 
 
 @triton.jit
-def _store_filtered_differences(
-    q,
-    constant,
-    w,
-    y0,
-    x0,
-    H,
-    W,
-    N,
-    table_x,
-    table_y,
-    spectrum,
-    TILE_H: tl.constexpr,
-    TILE_W: tl.constexpr,
-    MARGIN: tl.constexpr,
-    RESCALE: tl.constexpr,
-):
-    """Filter a tile, add a constant and store Bp on the edges of the pixels inside its margin, from (y0, x0) at w.
-
-    Differences are products with the differences of the cosines: shifting values between threads takes longer. Each
-    result is stored at once, because three of them at a time need too many registers.
-    """
-    i, j = tl.arange(0, TILE_H)[:, None], tl.arange(0, TILE_W)[None, :]
-    y, x = y0 - MARGIN + i, x0 - MARGIN + j
-    at = (i - MARGIN) * W + (j - MARGIN)
-    rows = (i >= MARGIN) & (i < TILE_H - MARGIN) & (y < H)
-    columns = (j >= MARGIN) & (j < TILE_W - MARGIN) & (x < W)
-    here = rows & columns
-    t, gain, inverse = _modes(q, table_x, table_y, spectrum, TILE_H, TILE_W, RESCALE)
-    cos_high, cos_low = _load_table(table_x, 0, TILE_W)
-    high, low = _load_table(table_y, 1, TILE_H)
-    y_high, y_low = _load_table(table_y, 0, TILE_H)
-    x_high, x_low = _load_table(table_x, 1, TILE_W)
-    down = _product(tl.trans(_product(t, high, low)), cos_high, cos_low) * gain * inverse
-    down = tl.where((y >= 0) & (y < H - 1), down, 0.0)
-    tl.store(w + 2 * N + at, down, here)
-    tl.store(w + 3 * N + W + at, -down, (i >= MARGIN - 1) & (i < TILE_H - MARGIN - 1) & (y < H - 1) & columns)
-    t = tl.trans(_product(t, y_high, y_low))
-    p = _product(t, cos_high, cos_low) * gain * inverse + constant
-    tl.store(w + 4 * N + at, -p, here)
-    tl.store(w + 5 * N + at, p, here)
-    right = tl.where((x >= 0) & (x < W - 1), _product(t, x_high, x_low) * gain * inverse, 0.0)
-    tl.store(w + at, right, here)
-    tl.store(w + N + 1 + at, -right, (j >= MARGIN - 1) & (j < TILE_W - MARGIN - 1) & (x < W - 1) & rows)
-    if MARGIN == 0:  # nothing in the tile is before its first pixels
-        tl.store(w + N + at, 0.0, here & (x == 0))
-        tl.store(w + 3 * N + at, 0.0, here & (y == 0))
-
-
-@triton.jit
 def _vertices_kernel(
     w,
     p,
@@ -211,13 +161,36 @@ def _adjoint_kernel(
     TILE_W: tl.constexpr,
     RESCALE: tl.constexpr,
 ):
+    """Filter one image and store its differences: products with the differences of the cosines.
+
+    Shifting values between threads takes longer. Each result is stored at once, because three of them at a time need
+    too many registers.
+    """
     if H == W:  # load one table instead of two
         table_y = table_x
     cut = tl.program_id(0).to(tl.int64)
     y, x = tl.arange(0, TILE_H)[:, None], tl.arange(0, TILE_W)[None, :]
-    q = tl.load(p + cut * (H * W) + y * W + x, (y < H) & (x < W), 0.0)
-    w += cut * (6 * H * W)
-    _store_filtered_differences(q, 0.0, w, 0, 0, H, W, H * W, table_x, table_y, spectrum, TILE_H, TILE_W, 0, RESCALE)
+    N: tl.constexpr = H * W
+    at, here = y * W + x, (y < H) & (x < W)
+    q = tl.load(p + cut * N + at, here, 0.0)
+    w += cut * (6 * N)
+    t, gain, inverse = _modes(q, table_x, table_y, spectrum, TILE_H, TILE_W, RESCALE)
+    cos_high, cos_low = _load_table(table_x, 0, TILE_W)
+    high, low = _load_table(table_y, 1, TILE_H)
+    y_high, y_low = _load_table(table_y, 0, TILE_H)
+    x_high, x_low = _load_table(table_x, 1, TILE_W)
+    down = _product(tl.trans(_product(t, high, low)), cos_high, cos_low) * gain * inverse
+    tl.store(w + 2 * N + at, down, here)
+    tl.store(w + 3 * N + W + at, -down, (y < H - 1) & (x < W))
+    t = tl.trans(_product(t, y_high, y_low))
+    q = _product(t, cos_high, cos_low) * gain * inverse
+    tl.store(w + 4 * N + at, -q, here)
+    tl.store(w + 5 * N + at, q, here)
+    right = _product(t, x_high, x_low) * gain * inverse
+    tl.store(w + at, right, here)
+    tl.store(w + N + 1 + at, -right, (y < H) & (x < W - 1))
+    tl.store(w + N + at, 0.0, here & (x == 0))
+    tl.store(w + 3 * N + at, 0.0, here & (y == 0))
 
 
 @triton.jit
@@ -244,9 +217,7 @@ def _load_tile(q, y0, x0, H, W, TILE: tl.constexpr):
 
 
 @triton.jit
-def _tile_vertices_kernel(
-    q, sums, p, table, spectrum, H, W, TILE: tl.constexpr, MARGIN: tl.constexpr, RESCALE: tl.constexpr
-):
+def _tile_kernel(q, sums, p, table, spectrum, H, W, TILE: tl.constexpr, MARGIN: tl.constexpr, RESCALE: tl.constexpr):
     """Filter tiles of q, given its sum."""
     N = tl.cast(H, tl.int64) * W
     cut, y0, x0 = _tile_position(H, W, TILE - 2 * MARGIN)
@@ -257,20 +228,6 @@ def _tile_vertices_kernel(
     kept = (i >= MARGIN) & (i < TILE - MARGIN) & (j >= MARGIN) & (j < TILE - MARGIN)
     p += cut * N + y0.to(tl.int64) * W + x0 + (i - MARGIN) * W + (j - MARGIN)
     tl.store(p, t, kept & (i < H - y0 + MARGIN) & (j < W - x0 + MARGIN))
-
-
-@triton.jit
-def _tile_adjoint_kernel(
-    p, sums, w, table, spectrum, H, W, TILE: tl.constexpr, MARGIN: tl.constexpr, RESCALE: tl.constexpr
-):
-    """Filter tiles of p, given its sum, and store their differences."""
-    N = tl.cast(H, tl.int64) * W
-    cut, y0, x0 = _tile_position(H, W, TILE - 2 * MARGIN)
-    mean = tl.load(sums + cut) * tl.load(spectrum + TILE * TILE + 1)
-    t = _load_tile(p + cut * N, y0 - MARGIN, x0 - MARGIN, H, W, TILE) - mean
-    constant = mean * tl.load(spectrum + TILE * TILE + 2)
-    w += cut * 6 * N + y0.to(tl.int64) * W + x0
-    _store_filtered_differences(t, constant, w, y0, x0, H, W, N, table, table, spectrum, TILE, TILE, MARGIN, RESCALE)
 
 
 @triton.jit
@@ -450,13 +407,12 @@ def vertices_in_tiles(w: Tensor, tables: FilterTables) -> Tensor:
     blocks = triton.cdiv(H, BLOCK_H) * triton.cdiv(W, BLOCK_W)
     sums = w.new_empty(*w.shape[:-3], blocks)
     q = _launch_blocks(_divergence_kernel, w, w.new_empty(*w.shape[:-3], H, W), sums, True)
-    return _launch_tiles(_tile_vertices_kernel, q, sums.sum(-1), torch.empty_like(q), tables, TILE_WARPS)
+    return _filter_tiles(q, sums.sum(-1), tables)
 
 
 def adjoint_in_tiles(p: Tensor, tables: FilterTables) -> Tensor:
     """Return the gradient of w (..., 6, H, W) for a gradient of p (..., H, W)."""
-    out = p.new_empty(*p.shape[:-2], 6, *p.shape[-2:])
-    return _launch_tiles(_tile_adjoint_kernel, p, p.sum((-2, -1)), out, tables, TILE_ADJOINT_WARPS)
+    return differences(_filter_tiles(p, p.sum((-2, -1)), tables))
 
 
 def divergence(w: Tensor) -> Tensor:
@@ -480,15 +436,15 @@ def _launch_fused(kernel: Any, x: Tensor, out: Tensor, tables: FilterTables, war
     return out
 
 
-def _launch_tiles(kernel: Any, x: Tensor, sums: Tensor, out: Tensor, tables: FilterTables, warps: int) -> Tensor:
-    """Run a kernel with one program per cut and overlapping tile."""
-    H, W = out.shape[-2:]
-    kept = TILE - 2 * MARGIN
-    tiles = _count_cuts(x, out) * triton.cdiv(H, kept) * triton.cdiv(W, kept)
+def _filter_tiles(q: Tensor, sums: Tensor, tables: FilterTables) -> Tensor:
+    """Filter images q (..., H, W), given their sums, with one program per image and overlapping tile."""
+    H, W = q.shape[-2:]
+    kept, out = TILE - 2 * MARGIN, torch.empty_like(q, memory_format=torch.contiguous_format)
+    tiles = _count_cuts(q, out) * triton.cdiv(H, kept) * triton.cdiv(W, kept)
     if tiles:
         constants = (tables.table_x, tables.spectrum, H, W, TILE, MARGIN, tables.rescale)
-        with device_of(x):
-            kernel[(tiles,)](x.contiguous(), sums, out, *constants, num_warps=warps)
+        with device_of(q):
+            _tile_kernel[(tiles,)](q.contiguous(), sums, out, *constants, num_warps=TILE_WARPS)
     return out
 
 
