@@ -263,7 +263,7 @@ def main() -> None:
 
 def measure(w: torch.Tensor, repetitions: int, slow: set[str]) -> None:
     """Print a row for every method."""
-    reference = MinCut(w.shape[2:], tolerance=1e-7, max_iterations=100_000).to(w.device)
+    reference = MinCut(w.shape[2:], tolerance=1e-6, max_iterations=20_000, warn=False).to(w.device)
     best, base = cut_values(w, reference.solve(w).cut), None
     for name, method in METHODS.items():
         if name in slow:
