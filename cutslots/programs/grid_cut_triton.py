@@ -353,7 +353,8 @@ class FilterTables(nn.Module):
 
     Tables are the cosines and the differences of neighbouring cosines, as bits of float16: a conversion of the layer to
     another precision leaves them alone. They are zero outside the tile. `spectrum` is transposed and scaled. Behind it
-    are the factor that undoes all scales, 1 / pixels, and `constant`.
+    are the factor that undoes all scales, 1 / pixels, and `constant`. All are vectors: `.to(memory_format=...)` would
+    reorder the memory of a tensor with four dimensions, which the kernels read as it is.
     """
 
     spectrum: Tensor
@@ -371,7 +372,8 @@ class FilterTables(nn.Module):
         scales = torch.tensor([top / 512, 1 / pixels, constant], dtype=torch.float64, device="cpu")
         self.register_buffer("spectrum", torch.cat([spectrum.flatten(), scales]).to(device, torch.float32), False)
         for axis, name in enumerate(("table_y", "table_x")):
-            self.register_buffer(name, _half_tables(self.shape[axis], self.tile[axis]).to(device), False)
+            table = _half_tables(self.shape[axis], self.tile[axis]).flatten()
+            self.register_buffer(name, table.to(device), False)
 
 
 def _smallest_mode(response: Tensor) -> float:

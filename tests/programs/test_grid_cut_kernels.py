@@ -223,10 +223,11 @@ def test_second_derivatives(shape):
 @needs_kernels
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_tables_survive_conversions(shape):
-    """`.float()` of a float32 layer converts its buffers without computing them again."""
+    """`.float()` of a float32 layer and `.to(memory_format=...)` convert buffers without computing them again."""
     cut, w = GridCut(shape).to(DEVICE), weights(shape).to(DEVICE)
     p = cut(w)
-    for convert in (torch.nn.Module.float, torch.nn.Module.half, lambda layer: layer.double().float()):
+    channels_last = lambda layer: layer.to(memory_format=torch.channels_last)
+    for convert in (channels_last, torch.nn.Module.float, torch.nn.Module.half, lambda layer: layer.double().float()):
         assert torch.equal(convert(cut)(w), p)
     assert not cut.state_dict()
 
