@@ -152,18 +152,21 @@ def test_powers_of_two_are_exact(shape):
 @needs_kernels
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_extreme_values(shape):
-    """Zeros, subnormal numbers and large numbers stay in their own cut."""
+    """Zeros, subnormal numbers and large numbers stay in their own cut.
+
+    The batch to compare with has the same size: torch adds up the pixels of a gradient in an order that depends on it.
+    """
     cut, w, g = GridCut(shape).to(DEVICE), weights(shape, 4), torch.randn(4, *shape)
+    p_before, grad_before = solve(cut, w.to(DEVICE), g.to(DEVICE))
     for x in (w, g):
         x[0] = 0
         x[1] *= 1e-42
         x[2] *= 1e34
     p, grad = solve(cut, w.to(DEVICE), g.to(DEVICE))
-    p_alone, grad_alone = solve(cut, w[3:].to(DEVICE), g[3:].to(DEVICE))
     assert not p[0].any() and not grad[0].any()
     assert p[1].abs().max() < 1e-40 and grad[1].abs().max() < 1e-40
     assert p.isfinite().all() and grad.isfinite().all()
-    assert torch.equal(p[3:], p_alone) and torch.equal(grad[3:], grad_alone)
+    assert torch.equal(p[3], p_before[3]) and torch.equal(grad[3], grad_before[3])
 
 
 @needs_kernels
