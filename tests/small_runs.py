@@ -17,6 +17,7 @@ import torch
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 
 from cutslots import cli
+from cutslots.models.checkpoints import load
 from cutslots.training.config import PretrainConfig, TrainConfig
 from cutslots.training.options import parse_pretrain, parse_train
 
@@ -51,6 +52,8 @@ PRETRAIN: dict[str, Any] = {
     "objective__hidden_dim": 16,
     "objective__projection_dim": 8,
 }
+
+MASK_BIAS, QUERY_BIAS = "decoder.layers.0.bias", "slots.norm_slots.bias"  # see effective_weights
 
 # Python and torch are loaded once; every process that is to be killed is a fork of that one.
 FORKED = multiprocessing.get_context("forkserver")
@@ -188,6 +191,17 @@ def line_kinds(folder: Path) -> list[tuple[int, str]]:
 def state(folder: Path) -> dict[str, Any]:
     """Return the training state of a run."""
     return torch.load(folder / "state.pt", weights_only=True)
+
+
+def effective_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights of a small run, to compare with those of another one, without those that have no effect.
+
+    A softmax over slots cancels what shifts all slots alike: the bias of the mask logits, and that of the queries of
+    Slot Attention. Their gradients are rounding errors, which Adam enlarges to whole steps.
+    """
+    state = load(folder).state_dict()
+    state[MASK_BIAS] = state[MASK_BIAS].unflatten(0, (4, -1))[:3]  # red, green and blue; the fourth is the logit
+    return {name: value for name, value in state.items() if name != QUERY_BIAS}
 
 
 def weights(folder: Path) -> bytes:

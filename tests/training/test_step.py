@@ -5,13 +5,13 @@ import types
 import pytest
 import torch
 
-from cutslots.models.checkpoints import load
+from cutslots.models.discovery import build
 from cutslots.training import step as step_module
 from cutslots.training.loop import train
 from cutslots.training.losses import Loss, MSELoss
 from cutslots.training.step import GraphStep, TrainStep, no_graph_reason
 from tests.conftest import needs_cuda
-from tests.small_runs import lines, small, weights
+from tests.small_runs import MASK_BIAS, QUERY_BIAS, effective_weights, lines, small, weights
 
 CUDA = {"accelerator": "cuda", "compile": "off", "precision": "32-true", "checkpoint_minutes": 1000.0}
 CASES = {
@@ -67,6 +67,28 @@ def test_the_loss_of_a_phase_is_the_loss_of_its_steps(step):
     torch.testing.assert_close(tuple(found), tuple(loss(output, image, step)))
 
 
+@pytest.fixture
+def deterministic(monkeypatch):
+    """Let cuDNN use only kernels that add in one order: two runs with others differ more than a graph may change."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+
+
+@pytest.mark.parametrize("slots", ["cut-slots", "slot-attention"])
+def test_weights_that_are_not_compared_have_no_effect(slots):
+    model, image = build(small(None, slots=slots).model).eval(), torch.rand(2, 3, 16, 16)
+    outputs, found = [], dict(model.named_parameters())
+    for shift in (0.0, 0.3):
+        with torch.no_grad():
+            found[MASK_BIAS].unflatten(0, (4, -1))[3].add_(shift)
+            if QUERY_BIAS in found:
+                found[QUERY_BIAS].add_(shift)
+            torch.manual_seed(0)
+            outputs.append(model(image))
+    assert (QUERY_BIAS in found) == (slots == "slot-attention")
+    for one, other in zip(*outputs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
 def compare(tmp_path, options):
     runs = {}
     for graphs in ("off", "on"):
@@ -75,14 +97,14 @@ def compare(tmp_path, options):
     tolerance = 2e-2 if options.get("precision") == "bf16-mixed" else 1e-4
     losses = [[line["loss"] for line in lines(runs[g]) if "loss" in line] for g in ("off", "on")]
     assert losses[1] == pytest.approx(losses[0], rel=tolerance)
-    one, other = (load(runs[g]).state_dict() for g in ("off", "on"))
+    one, other = (effective_weights(runs[g]) for g in ("off", "on"))
     for name, value in one.items():
         torch.testing.assert_close(other[name], value, rtol=10 * tolerance, atol=tolerance)
 
 
 @needs_cuda
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
-def test_graphs_give_the_same_losses_and_weights(tmp_path, options, monkeypatch):
+def test_graphs_give_the_same_losses_and_weights(tmp_path, options, monkeypatch, deterministic):
     captured = []
     capture = GraphStep._capture
     monkeypatch.setattr(GraphStep, "_capture", lambda self: captured.append(self.phase) or capture(self))
@@ -91,12 +113,12 @@ def test_graphs_give_the_same_losses_and_weights(tmp_path, options, monkeypatch)
 
 
 @needs_cuda
-def test_a_resumed_run_has_the_same_losses(tmp_path):
+def test_a_resumed_run_has_the_same_losses(tmp_path, deterministic):
     options = CUDA | {"lr": 1e-3, "cuda_graphs": True}
     whole = train(small(tmp_path / "whole", **options, max_steps=16))
     train(small(tmp_path / "parts", **options, max_steps=8))
     parts = train(small(tmp_path / "parts", **options, max_steps=16))
-    one, other = load(whole).state_dict(), load(parts).state_dict()
+    one, other = effective_weights(whole), effective_weights(parts)
     for name, value in one.items():
         torch.testing.assert_close(other[name], value, rtol=1e-3, atol=1e-4)
 
