@@ -1,5 +1,6 @@
 # make demo   evaluate the checkpoints of this package, train a small model, evaluate it; write HTML reports
 # make test   formatting, lint, types, import order, all tests
+# make test-cuda JOBS=8   only the tests that need a CUDA device, failures at once
 # make bench  the speed of all solvers and slot modules (see benchmarks/)
 # make docs   the documentation as a site, for reading offline
 # make wheel  build the packages, install them into an empty environment and try them
@@ -11,7 +12,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test bench soak mutants docs format wheel clean
+.PHONY: demo test test-cuda bench soak mutants docs format wheel clean
 
 # Another seed: make demo SEED=1
 SEED ?= 0
@@ -32,6 +33,12 @@ test: .venv/dev
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pytest -n 2
 
+# Processes; test-cuda and mutants
+JOBS ?= 2
+
+test-cuda: .venv/dev
+	$(BIN)/pytest -n $(JOBS) --only-cuda
+
 bench: .venv/dev
 	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/solvers.py
@@ -47,7 +54,6 @@ soak: .venv/dev
 
 # Mutation tests of one module, or several in quotes. Run again after adding tests: it takes only the survivors.
 MODULE ?= cutslots/training/losses.py
-JOBS ?= 2
 
 mutants: .venv/dev
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[mutants]'

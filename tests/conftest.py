@@ -73,5 +73,49 @@ def simulate_once() -> Iterator[None]:
 
 SIMULATED: dict[tuple[object, ...], SceneBatch] = {}
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+NEEDS_CUDA = "needs a CUDA device"  # how the reason begins for which a test is skipped
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason=NEEDS_CUDA)
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
+
+
+# --------------------------------------------------------------------------------------------------------- --only-cuda
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--only-cuda", action="store_true", help="run only the tests that need a CUDA device; print failures at once"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("only_cuda"):
+        return
+    if not torch.cuda.is_available() and not config.getoption("collectonly"):
+        raise pytest.UsageError("--only-cuda is given and there is no CUDA device here; expected one")
+    if not hasattr(config, "workerinput"):  # a worker of xdist sends its reports to the main process
+        config.pluginmanager.register(FailurePrinter(config))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("only_cuda"):
+        config.hook.pytest_deselected(items=[item for item in items if not wants_cuda(item)])
+        items[:] = [item for item in items if wants_cuda(item)]
+
+
+def wants_cuda(item: pytest.Item) -> bool:
+    """Return whether a test is skipped where there is no CUDA device."""
+    return any(mark.kwargs.get("reason", "").startswith(NEEDS_CUDA) for mark in item.iter_markers("skipif"))
+
+
+class FailurePrinter:
+    """Prints each failure when it happens. A run on a rented GPU may end before pytest's summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+            crash = getattr(report.longrepr, "reprcrash", None)
+            text = f"\nFAILED {report.nodeid}: {str(crash or report.longrepr)[:1000]}\n"
+            terminal.write(text, flush=True)  # a file would buffer it

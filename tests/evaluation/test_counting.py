@@ -7,9 +7,9 @@ import torch
 from cutslots.evaluation import counting
 from cutslots.evaluation.counting import HostCopy, Tables, can_count, count_labels, wait_for_tables
 from cutslots.evaluation.metrics import image_metrics, image_table_metrics, video_metrics, video_table_metrics
+from tests.conftest import DEVICES
 
 SLOTS = 6
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
 
 
 def random_labels(rng, *shape, top=9):
