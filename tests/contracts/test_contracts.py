@@ -47,6 +47,7 @@ BASES = {
     "SolverLayer",
     "_MinCutLayer",
 }
+ON_CUDA = {"FusedOperators", "OverlapOperators", "TiledOperators"}  # parts of a GridCut on a GPU
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -94,8 +95,8 @@ def test_every_layer_is_in_the_table():
                 for c in members
                 if isinstance(c, type) and issubclass(c, nn.Module) and c.__module__ == info.name
             }
-    assert defined - BASES == used & defined
-    assert defined >= BASES
+    assert defined - BASES - ON_CUDA == used & defined - ON_CUDA
+    assert defined >= BASES | ON_CUDA
 
 
 def test_every_registered_part_is_in_the_table():
