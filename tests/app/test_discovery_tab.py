@@ -241,15 +241,15 @@ def test_requests_do_not_leak_memory(source):
         tab.view_html(view._replace(selected=0)), tab.zip_masks(view)
         segment_tab.segmentation_html(drawn), segment_tab.comparison_html(drawn, 0.5, 0.5, 2, 0.5)
 
-    for _ in range(3):
+    for _ in range(2):
         request()
     tracemalloc.start()
     request()
     gc.collect()
     before = tracemalloc.get_traced_memory()[0]
-    for _ in range(10):
+    for _ in range(6):
         request()
     gc.collect()
     growth = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    assert growth < 200_000
+    assert growth < 120_000
