@@ -1,7 +1,7 @@
 """Triton kernels of `MinCut` for float32 images on CUDA. See `min_cut_solver` for the method.
 
-An image of at most 128 x 128 pixels is solved by one program, which keeps its dual variables in registers for all
-iterations. Larger images are cut into tiles: `_iterate_tiles` does `STEPS` iterations on tiles that overlap by as many
+A small image is solved by one program, which keeps its dual variables in registers for all iterations. Larger images, and
+many of a medium size, are cut into tiles: `_iterate_tiles` does `STEPS` iterations on tiles that overlap by as many
 pixels on each side, so memory is read once in so many iterations. In both, values of neighbours pass through a scratch
 buffer that stays in the cache.
 """
@@ -17,6 +17,7 @@ from cutslots.programs.grid_cut_triton import device_of, is_supported
 from cutslots.programs.min_cut_solver import Dual, grid_problem, take_means
 
 MAX_SIDE = 128  # of an image in one program
+MAX_FAST_SIDE, MANY = 64, 64  # above this side, so many images are solved faster in tiles
 FIRST_CHECK = 20
 MAX_RATIO = 8  # of the gap to the tolerance, up to which the means over regions are tried: they cost 40 iterations
 TILE, STEPS = 64, 8  # the side of a tile with its margins, and the iterations for which they last
@@ -414,6 +415,8 @@ def solve_grids(w: Tensor, tolerance: float, max_iterations: int, initial: Tenso
 
 
 def _solve(w: Tensor, tolerance: float, max_iterations: int, initial: Tensor | None) -> Dual:
-    if not len(w) or (initial is None and max(w.shape[2:]) <= MAX_SIDE):
+    side = max(w.shape[2:])
+    is_small = side <= MAX_FAST_SIDE or (side <= MAX_SIDE and len(w) < MANY)
+    if not len(w) or (initial is None and is_small):
         return _solve_small(w, tolerance, max_iterations)
     return _solve_large(w, tolerance, max_iterations, initial)

@@ -78,8 +78,8 @@ class RunConfig:
     """bf16-mixed on CUDA, 32-true elsewhere. Cuts are always solved in float32."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile; on for CUDA."""
-    cuda_graphs: bool = False
-    """Replay training steps as a CUDA graph, on one CUDA device. Experimental."""
+    cuda_graphs: Literal["auto", "on", "off"] = "auto"
+    """Replay training steps as a CUDA graph, on one CUDA device; auto: without plugins."""
 
     if TYPE_CHECKING:
 

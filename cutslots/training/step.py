@@ -1,4 +1,4 @@
-"""A training step: forward and backward pass, clipping, Adam. With --cuda-graphs it is replayed as a CUDA graph.
+"""A training step: forward and backward pass, clipping, Adam. On one CUDA device it is replayed as a CUDA graph.
 
 Small networks make a GPU wait for Python, which launches a thousand kernels a step. A CUDA graph launches them at once.
 What changes from step to step is in tensors: the images, the step and the learning rates. Random numbers follow from
@@ -130,11 +130,14 @@ class GraphStep(TrainStep):
 
 
 def make_step(config: RunConfig, fabric: Fabric, model: Any, optimizer: Any, loss: Loss, paused: Paused) -> TrainStep:
-    """Return the step for this device. Says why if CUDA graphs are asked for and not possible."""
+    """Return the step for this device. Says why if a CUDA device or the user asks for CUDA graphs and has none."""
     parts = (config, fabric, model, optimizer, loss)
-    if not config.cuda_graphs:
+    if config.cuda_graphs == "off" or (config.cuda_graphs == "auto" and fabric.device.type != "cuda"):
         return TrainStep(*parts)
     reason = no_graph_reason(fabric, loss)
+    if reason is None and config.cuda_graphs == "auto" and config.plugins:
+        # A graph repeats what it has captured: Python code of others may have to run at every step.
+        reason = "plugins are loaded; --cuda-graphs on captures their code too"
     if reason is None:
         return GraphStep(*parts, paused=paused)
     if fabric.global_rank == 0:

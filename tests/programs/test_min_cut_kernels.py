@@ -88,8 +88,17 @@ def test_iterations_stop_at_the_limit(shape, limit):
 
 
 def test_a_pyramid_solves_the_same():
-    w = problem(2, 200, 180).cuda()
-    same(solve_pyramid(w, 1e-6, 20_000), solve_grids(w.cpu(), 1e-6, 20_000))
+    """The problem is strongly convex: half the squared distance to the solution is at most the duality gap."""
+    w = problem(2, 200, 180)
+    found, expected = solve_pyramid(w.cuda(), 1e-6, 20_000), solve_grids(w.double(), 1e-10, 50_000)
+    assert found.gap.max() <= 1e-6
+    same(found, expected._replace(q=expected.q.float()), 1e-3)
+    edges, lo, hi, c = grid_problem(w.double())
+    q = expected.q
+    differences = edges.differences(q)
+    value = ((q - c) ** 2 / 2).sum(1) + (hi * differences.clamp(min=0) + lo * differences.clamp(max=0)).sum(1)
+    distance = (found.q.cpu() - q).square().sum(1) / 2
+    assert (distance <= 1.01e-6 * value).all()
 
 
 def test_kernels_are_in_use():

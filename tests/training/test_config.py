@@ -36,7 +36,7 @@ def test_defaults():
         "num_nodes": 1,
         "precision": "auto",
         "compile": "auto",
-        "cuda_graphs": False,
+        "cuda_graphs": "auto",
     }
     assert defaults == expected and defaults["horizontal_flips"] is defaults["overwrite"] is False
 

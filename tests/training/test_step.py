@@ -1,5 +1,6 @@
 """Training steps as CUDA graphs: the same losses and weights as without."""
 
+import dataclasses
 import types
 
 import pytest
@@ -35,7 +36,7 @@ CASES = {
 def test_on_a_cpu_there_are_none(tmp_path, capsys):
     expected = weights(train(small(tmp_path / "off", max_steps=2)))
     assert "CUDA graphs" not in capsys.readouterr().out
-    assert weights(train(small(tmp_path / "on", max_steps=2, cuda_graphs=True))) == expected
+    assert weights(train(small(tmp_path / "on", max_steps=2, cuda_graphs="on"))) == expected
     assert "training without CUDA graphs: the device is cpu\n" in capsys.readouterr().out
 
 
@@ -51,6 +52,25 @@ def test_reasons():
     for name, reason in (("__call__", "Mine does not implement Loss.phase"), ("in_phase", None)):
         mine = type("Mine", (MSELoss,), {name: lambda *_: None})
         assert no_graph_reason(fabric(), mine()) == reason
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ({"cuda_graphs": "off"}, ""),
+        ({"cuda_graphs": "auto"}, "graph"),
+        ({"cuda_graphs": "auto", "plugins": ("own_parts.py",)}, "plugins are loaded; --cuda-graphs on captures"),
+        ({"cuda_graphs": "on", "plugins": ("own_parts.py",)}, "graph"),
+    ],
+)
+def test_choices(options, expected, monkeypatch, capsys):
+    monkeypatch.setattr(step_module, "GraphStep", lambda *_, paused: "graph")
+    optimizer = types.SimpleNamespace(param_groups=[])
+    config = dataclasses.replace(small(None), **options)
+    made = step_module.make_step(config, fabric(), None, optimizer, MSELoss(), None)
+    printed = capsys.readouterr().out
+    assert made == "graph" if expected == "graph" else isinstance(made, TrainStep)
+    assert (expected in printed) == (expected != "graph") and bool(printed) == (expected not in ("", "graph"))
 
 
 def test_phases_of_the_blur_are_its_radii():
@@ -92,7 +112,7 @@ def test_weights_that_are_not_compared_have_no_effect(slots):
 def compare(tmp_path, options):
     runs = {}
     for graphs in ("off", "on"):
-        config = small(tmp_path / graphs, **{"max_steps": 14, "lr": 1e-3} | CUDA | options, cuda_graphs=graphs == "on")
+        config = small(tmp_path / graphs, **{"max_steps": 14, "lr": 1e-3} | CUDA | options, cuda_graphs=graphs)
         runs[graphs] = train(config)
     tolerance = 2e-2 if options.get("precision") == "bf16-mixed" else 1e-4
     losses = [[line["loss"] for line in lines(runs[g]) if "loss" in line] for g in ("off", "on")]
@@ -114,7 +134,7 @@ def test_graphs_give_the_same_losses_and_weights(tmp_path, options, monkeypatch,
 
 @needs_cuda
 def test_a_resumed_run_has_the_same_losses(tmp_path, deterministic):
-    options = CUDA | {"lr": 1e-3, "cuda_graphs": True}
+    options = CUDA | {"lr": 1e-3, "cuda_graphs": "on"}
     whole = train(small(tmp_path / "whole", **options, max_steps=16))
     train(small(tmp_path / "parts", **options, max_steps=8))
     parts = train(small(tmp_path / "parts", **options, max_steps=16))
@@ -128,7 +148,7 @@ def test_a_loss_without_phases_is_not_captured(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(MSELoss, "phase", lambda self, step: None if step == 0 else 0)
     made = []
     monkeypatch.setattr(step_module, "TrainStep", lambda *parts: made.append(1) or TrainStep(*parts))
-    train(small(tmp_path / "run", **CUDA, max_steps=2, cuda_graphs=True))
+    train(small(tmp_path / "run", **CUDA, max_steps=2, cuda_graphs="on"))
     assert made and "training without CUDA graphs: MSELoss does not implement Loss.phase" in capsys.readouterr().out
 
 
@@ -141,6 +161,6 @@ def test_a_step_that_cannot_be_captured_runs_without_a_graph(tmp_path, monkeypat
         return in_phase(self, output, image, step, phase)
 
     monkeypatch.setattr(MSELoss, "in_phase", waiting)
-    folder = train(small(tmp_path / "run", **CUDA, max_steps=24, cuda_graphs=True))
+    folder = train(small(tmp_path / "run", **CUDA, max_steps=24, cuda_graphs="on"))
     assert capsys.readouterr().out.count("training without CUDA graphs: ") == 1
     assert any("loss" in line for line in lines(folder))
