@@ -1,18 +1,22 @@
 """Pixels or own features: what discovery gains from reconstructing features that `cutslots pretrain` has learned.
 
+    python -m experiments.pretraining --runs runs/pretraining --measure      # how long a step of each kind of run takes
     python -m experiments.pretraining --runs runs/pretraining --docs docs    # trains and evaluates what is missing
+    python -m experiments.pretraining ... --jobs 12 --stop-after 9           # twelve runs at a time, for nine minutes
     python -m experiments.pretraining ... --match "*-cut-*"                  # some of the runs
     python -m experiments.pretraining ... --quick                            # a few steps on a few small images
 
-Every method has the same training data, scenes that never repeat, the same slots, three seeds and the same time:
+Every method has the same training data, the same slots, three seeds and the same time:
 
     pixels       preset `ours` for all of the time
     features     preset `resnet` of `cutslots pretrain` for a share of the time, then preset `ours` with the frozen
                  encoder and a decoder of features for the rest. All runs of one seed and objective share the encoder,
                  and each is charged for its time
 
-with the cut and with Slot Attention, trained on textured scenes and evaluated on textured, ood and camo. Run the same
-command again to resume. docs/pretraining.json collects the records, and the table of docs/pretraining.md is made of it.
+with the cut and with Slot Attention, trained on textured scenes and evaluated on textured, ood and camo. The time of a
+run is its number of steps times the duration of a step alone on the device, which `--measure` writes to steps.json. So
+runs may share the device. Run the same command again to resume. docs/pretraining.json collects the records, and the
+table of docs/pretraining.md is made of it.
 """
 
 from __future__ import annotations
@@ -20,6 +24,9 @@ from __future__ import annotations
 import datetime
 import fnmatch
 import json
+import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -30,17 +37,24 @@ import tyro
 from cutslots.files import read_lines, write_atomically
 from cutslots.training.config import PretrainConfig, RunConfig, TrainConfig
 from cutslots.training.options import parse_pretrain, parse_train
+from experiments.jobs import run_processes, start_process
 
 SEEDS = (0, 1, 2)
-UNLIMITED = 10**6  # steps of a run that is limited by time
-OBJECTIVES = {"simclr": "--objective simclr", "simmim": "--objective simmim --objective.mask-size 16"}
+OBJECTIVES = {"simclr": "--objective simclr", "simmim": "--objective simmim --objective.mask-size 8"}
 SLOTS = {"cut": "", "slot-attention": "--slots slot-attention --lr 4e-4 --warmup-steps 2000"}
 SLOT_NAMES = {"cut": "cut", "slot-attention": "Slot Attention"}
 TARGETS = ("pixels", *OBJECTIVES)
+NUM_OBJECTS = "3-6"
 TEST_DATA = ("textured", "ood", "camo")
-COMMON = "--num-images endless --eval-every 1000 --num-eval-images 128"
-# A grid of 32x32 positions: four times as many as those of a ViT at 224, and a quarter of those of the encoder.
-FEATURES = "--encoder pretrained --encoder.pool 2 --decoder mlp --decoder.hidden-dims 256 256 --loss feature-mse"
+# Not compiled: a dozen runs at a time would wait for the compiler. CUDA graphs replay their steps.
+COMMON = "--image-size 64 64 --num-images 24000 --eval-every 2500 --num-eval-images 128 --compile off"
+ENCODER = f"resnet --data textured:{NUM_OBJECTS} {COMMON}"
+DISCOVERY = (
+    f"ours --data textured:{NUM_OBJECTS} --data.texture-ramp-start 2000 --data.texture-ramp-end 5000 "
+    f"--slots.num-slots 8 {COMMON}"
+)
+FEATURES = "--encoder pretrained --decoder mlp --decoder.hidden-dims 256 256 --loss feature-mse"
+MEASURED_STEPS, WARMUP_STEPS = 240, 80  # of --measure; the first ones choose algorithms and capture a graph
 METRICS = {"ari_fg": "ARI-FG", "refined_ari_fg": "ARI-FG, refined", "refined_miou": "mIoU, refined"}
 START, END = "<!-- table -->\n", "<!-- end of table -->"
 
@@ -51,6 +65,7 @@ class Method(NamedTuple):
 
 
 METHODS = {f"{target}-{slots}": Method(target, slots) for target in TARGETS for slots in SLOTS}
+KINDS = (*(f"encoder-{o}" for o in OBJECTIVES), *(f"{t}-{s}" for t in ("pixels", "features") for s in SLOTS))
 
 
 @dataclass
@@ -59,22 +74,42 @@ class Options:
     """Folder of the run folders."""
     docs: Path = Path("docs")
     """Folder of pretraining.json and pretraining.md."""
-    max_minutes: float = 20.0
-    """Training time of each method, pre-training included."""
+    max_minutes: float = 1.0
+    """Training time of each method alone on the device, pre-training included."""
     pretraining_share: float = 0.5
     """Share of this time for pre-training, for methods that reconstruct features."""
     match: str = "*"
     """Only the runs of discovery whose names match this pattern, and the encoders that they need."""
     num_images: int = 1000
     """Images of each test split to evaluate on."""
+    jobs: int = 1
+    """Runs at a time, sharing the device."""
+    stop_after: float | None = None
+    """Minutes after which running processes save their state and stop. Run the same command again to resume."""
+    measure: bool = False
+    """Measure the duration of a step of each kind of run, and write steps.json."""
+    write: bool = True
+    """Write pretraining.json and the table."""
+    one: str | None = None
+    """Train and evaluate only this run, in this process."""
     quick: bool = False
     """A few steps on a few small images."""
 
 
 def main(options: Options) -> None:
     options.runs = options.runs.resolve()  # a model names the folder of its encoder
-    for name, config in all_runs(options).items():
-        run_one(options.runs / name, config, options)
+    if options.measure:
+        measure(options)
+        return
+    if options.one is not None:
+        run_one(options.runs / options.one, all_runs(replace(options, match="*"))[options.one], options)
+        return
+    run_all(options)
+    if options.write:
+        write(options)
+
+
+def write(options: Options) -> None:
     results = collect(options)
     write_atomically(options.docs / "pretraining.json", json.dumps(results, indent=1).encode())
     write_table(options.docs / "pretraining.md", results)
@@ -86,39 +121,56 @@ def main(options: Options) -> None:
 
 def all_runs(options: Options) -> dict[str, RunConfig]:
     """Return every run by the name of its folder, encoders before the runs that need them."""
+    steps = read_steps(options)
     chosen = [(m, s) for m in METHODS for s in SEEDS if fnmatch.fnmatch(f"{m}-{s}", options.match)]
     needed = {f"encoder-{METHODS[m].target}-{s}": (METHODS[m].target, s) for m, s in chosen if has_encoder(m)}
-    runs: dict[str, RunConfig] = {name: encoder_config(*key, options) for name, key in needed.items()}
-    return runs | {f"{m}-{s}": discovery_config(m, s, options) for m, s in chosen}
+    runs: dict[str, RunConfig] = {name: encoder_config(*key, options, steps) for name, key in needed.items()}
+    return runs | {f"{m}-{s}": discovery_config(m, s, options, steps) for m, s in chosen}
+
+
+def read_steps(options: Options) -> dict[str, float]:
+    """Return the seconds of a step of each kind of run, as `measure` has written them."""
+    if options.quick or options.measure:
+        return dict.fromkeys(KINDS, 1.0)
+    file = options.runs / "steps.json"
+    if not file.is_file():
+        sys.exit(f"{file} is missing; run the command with --measure first, on an idle device")
+    found: dict[str, float] = json.loads(file.read_text())["seconds"]
+    return found
+
+
+def kind_of(method: str) -> str:
+    """Return whose step is as long: features of all objectives have the same network."""
+    return method if not has_encoder(method) else f"features-{METHODS[method].slots}"
 
 
 def has_encoder(method: str) -> bool:
     return METHODS[method].target != "pixels"
 
 
-def encoder_config(objective: str, seed: int, options: Options) -> PretrainConfig:
+def encoder_config(objective: str, seed: int, options: Options, steps: dict[str, float]) -> PretrainConfig:
     """Return the pre-training run of an encoder."""
-    config = parse_pretrain(f"resnet --data textured {COMMON} {OBJECTIVES[objective]} --seed {seed}".split())
-    minutes = options.pretraining_share * options.max_minutes
-    config = replace(config, max_steps=UNLIMITED, max_minutes=minutes)
+    config = parse_pretrain(f"{ENCODER} {OBJECTIVES[objective]} --seed {seed}".split())
+    seconds = 60 * options.pretraining_share * options.max_minutes
+    config = replace(config, max_steps=max(1, round(seconds / steps[f"encoder-{objective}"])))
     return make_quick(config) if options.quick else config
 
 
-def discovery_config(method: str, seed: int, options: Options) -> TrainConfig:
+def discovery_config(method: str, seed: int, options: Options, steps: dict[str, float]) -> TrainConfig:
     """Return the training run of a method: what is left of the time after pre-training."""
-    words = f"ours {COMMON} {SLOTS[METHODS[method].slots]} --seed {seed}"
-    minutes = options.max_minutes
+    words = f"{DISCOVERY} {SLOTS[METHODS[method].slots]} --seed {seed}"
+    seconds = 60 * options.max_minutes
     if has_encoder(method):
         words += f" {FEATURES} --encoder.checkpoint {options.runs / f'encoder-{METHODS[method].target}-{seed}'}"
-        minutes *= 1 - options.pretraining_share
-    config = replace(parse_train(words.split()), max_steps=UNLIMITED, max_minutes=minutes)
+        seconds *= 1 - options.pretraining_share
+    config = replace(parse_train(words.split()), max_steps=max(1, round(seconds / steps[kind_of(method)])))
     return make_quick(config) if options.quick else config
 
 
 def make_quick(config: Any) -> Any:
     """Return the run with a few steps on a few small images."""
     few: dict[str, Any] = {"max_steps": 4, "batch_size": 4, "num_images": 8, "eval_every": 2, "num_eval_images": 4}
-    config = replace(config, **few, max_minutes=None, compile="off")
+    config = replace(config, **few)
     small_encoder = {"channels": 8, "kernel_sizes": (3, 3), "pyramid_levels": 1}
     if isinstance(config, TrainConfig):
         model: Any = replace(config.model, image_size=(16, 16))
@@ -130,6 +182,75 @@ def make_quick(config: Any) -> Any:
     if hasattr(objective, "mask_size"):
         objective = replace(objective, mask_size=4)
     return replace(config, image_size=(16, 16), objective=objective, encoder=replace(config.encoder, **small_encoder))
+
+
+def measure(options: Options) -> None:
+    """Train each kind of run for a few steps, alone, and write the duration of a step."""
+    from cutslots.training.loop import train
+    from cutslots.training.pretrain import pretrain
+
+    found: dict[str, float] = {}
+    configs = all_runs(replace(options, match="*-0"))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, config in configs.items():
+            kind = name.removesuffix("-0")
+            kind = kind if isinstance(config, PretrainConfig) else kind_of(kind)
+            if kind in found:
+                continue
+            out = Path(folder) / name
+            limits: dict[str, Any] = {"max_steps": MEASURED_STEPS, "num_images": 512, "eval_every": MEASURED_STEPS}
+            config = replace(config, **({} if options.quick else limits), out=out, num_eval_images=64)
+            if isinstance(config, PretrainConfig):
+                pretrain(config)
+            else:
+                assert isinstance(config, TrainConfig)
+                train(_with_encoder(config, Path(folder)))
+            found[kind] = step_seconds(read_lines(out / "metrics.jsonl"))
+    write_atomically(options.runs / "steps.json", json.dumps({"seconds": found, **facts_of_device()}).encode())
+    print(json.dumps(found))
+
+
+def _with_encoder(config: TrainConfig, folder: Path) -> TrainConfig:
+    """Return the run with the encoder of the same name in another folder."""
+    encoder: Any = config.model.encoder
+    if not hasattr(encoder, "checkpoint"):
+        return config
+    encoder = replace(encoder, checkpoint=str(folder / Path(encoder.checkpoint).name))
+    return replace(config, model=replace(config.model, encoder=encoder))
+
+
+def step_seconds(lines: list[dict[str, Any]]) -> float:
+    """Return the duration of a step after the first ones."""
+    logged = [line for line in lines if "loss" in line]
+    first = next((line for line in logged if line["step"] >= WARMUP_STEPS), {"step": 0, "seconds": 0.0})
+    last = logged[-1]
+    return float((last["seconds"] - first["seconds"]) / max(1, last["step"] - first["step"]))
+
+
+def run_all(options: Options) -> None:
+    """Run what is missing, each run in a process of its own if there are several at a time."""
+    configs = all_runs(options)
+    if options.jobs == 1:
+        for name, config in configs.items():
+            run_one(options.runs / name, config, options)
+        return
+    flags = ["--max-minutes", str(options.max_minutes), "--pretraining-share", str(options.pretraining_share)]
+    flags += ["--num-images", str(options.num_images), *(["--quick"] if options.quick else [])]
+    command = [sys.executable, "-m", "experiments.pretraining", "--runs", str(options.runs), *flags, "--one"]
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        return start_process([*command, name], options.runs / "logs" / f"{name}.txt", options.jobs)
+
+    def is_ready(name: str) -> bool:
+        encoder: Any = getattr(getattr(configs[name], "model", None), "encoder", None)
+        return not hasattr(encoder, "checkpoint") or (Path(encoder.checkpoint) / "done").is_file()
+
+    missing = [name for name in configs if not (options.runs / name / "done").is_file()]
+    run_processes(missing, start, is_ready, print_end, options.jobs, options.stop_after)
+
+
+def print_end(name: str, code: int, waiting: int) -> None:
+    print(f"{name}: {'done' if code == 0 else f'FAILED ({code})'}; {waiting} waiting", flush=True)
 
 
 def run_one(folder: Path, config: RunConfig, options: Options) -> None:
@@ -148,20 +269,24 @@ def run_one(folder: Path, config: RunConfig, options: Options) -> None:
         assert isinstance(config, TrainConfig)
         train(config)
         fabric = make_fabric("auto", 1, 1, "32-true")
-        evaluate(str(folder), TEST_DATA, folder / "evaluation", "test", options.num_images, fabric)
+        data = tuple(f"{name}:{NUM_OBJECTS}" for name in TEST_DATA)
+        evaluate(str(folder), data, folder / "evaluation", "test", options.num_images, fabric)
     write_atomically(folder / "done", json.dumps(facts(folder)).encode())
 
 
 def facts(folder: Path) -> dict[str, Any]:
     """Return the steps, seconds, device and date of a run, and its last validation metrics."""
-    import torch
-
     lines = read_lines(folder / "metrics.jsonl")
     last = [line for line in lines if "loss" in line][-1]
     validation: dict[str, float] = next((line["val"] for line in reversed(lines) if "val" in line), {})
+    return {"steps": last["step"], "seconds": round(last["seconds"]), **facts_of_device(), "val": validation}
+
+
+def facts_of_device() -> dict[str, str]:
+    import torch
+
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
-    found = {"steps": last["step"], "seconds": round(last["seconds"]), "device": device}
-    return found | {"date": f"{datetime.date.today()}", "val": validation}
+    return {"device": device, "date": f"{datetime.date.today()}"}
 
 
 # ------------------------------------------------------------------------------------------------------------- results
@@ -179,7 +304,9 @@ def collect(options: Options) -> dict[str, Any]:
         if (folder / "done").is_file():
             results[name] = json.loads((folder / "done").read_text())
             scores = folder / "evaluation" / "results.json"
-            results[name] |= {"test": json.loads(scores.read_text())["results"]} if scores.is_file() else {}
+            if scores.is_file():
+                found = json.loads(scores.read_text())["results"]
+                results[name] |= {"test": {data.partition(":")[0]: values for data, values in found.items()}}
     return results
 
 

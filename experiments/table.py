@@ -29,12 +29,8 @@ import datetime
 import fnmatch
 import functools
 import json
-import os
 import platform
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,6 +45,7 @@ from cutslots.modules.partition import CutPartitionConfig
 from cutslots.modules.slots import CutSlotsConfig
 from cutslots.training.config import TrainConfig
 from cutslots.training.options import parse_train
+from experiments.jobs import Process, run_processes, start_process
 
 Group = Literal[
     "paper",
@@ -477,63 +474,41 @@ def evaluate_fixed_grid(file: Path, options: Options) -> None:
 
 def run_all(runs: dict[str, Run], options: Options) -> bool:
     """Run what is missing, each run in a process of its own, `jobs` at a time. Return whether all are done."""
-    end = time.monotonic() + 60 * (1e6 if options.stop_after is None else options.stop_after)
-    waiting = [name for name in runs if not is_done(options.runs / name)]
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    failed: set[str] = set()
+    missing = [name for name in runs if not is_done(options.runs / name)]
+    started: set[str] = set()
+
+    def start_one(name: str) -> Process:
+        started.add(name)
+        return start(name, options)
 
     def is_compiling(name: str) -> bool:
         """Return whether a running process compiles the same network: to wait is faster, because of the disk cache."""
         config = runs[name].config
-        same = [other for other in running if runs[other].config.model == config.model and config.compile != "off"]
+        same = [other for other in started if runs[other].config.model == config.model and config.compile != "off"]
         return bool(same) and not any((options.runs / other / "metrics.jsonl").is_file() for other in same)
 
-    def lacks_weights(name: str) -> bool:
-        """Return whether it is initialised from a run that is not done; if that one will not run, it fails."""
+    def is_ready(name: str) -> bool:
         pretrained = runs[name].config.init_from
-        if pretrained is None or is_done(Path(pretrained)):
-            return False
-        if not any(pretrained == str(options.runs / other) for other in (*waiting, *running)):
-            waiting.remove(name)
-            failed.add(name)
+        return (pretrained is None or is_done(Path(pretrained))) and not is_compiling(name)
+
+    def ended(name: str, code: int, waiting: int) -> None:
+        started.discard(name)
+        report(name, code, options.runs, f"{waiting} waiting")
+
+    done = run_processes(missing, start_one, is_ready, ended, options.jobs, options.stop_after)
+    for name in missing:
+        pretrained = runs[name].config.init_from
+        if pretrained is not None and not is_done(Path(pretrained)):
             print(f"{name}: is initialised from {pretrained}, which is not done", flush=True)
-        return True
-
-    options.runs.mkdir(parents=True, exist_ok=True)
-    while (waiting or running) and time.monotonic() < end:
-        for name in list(waiting):
-            if len(running) < options.jobs and not lacks_weights(name) and not is_compiling(name):
-                waiting.remove(name)
-                running[name] = start(name, options)
-        time.sleep(0.2)
-        for name, process in list(running.items()):
-            if process.poll() is not None:
-                del running[name]
-                report(name, process.returncode, options.runs, f"{len(waiting)} waiting")
-                if process.returncode:
-                    failed.add(name)
-    for process in running.values():
-        process.send_signal(signal.SIGTERM)
-    for process in running.values():
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()  # its locks end with it
-    return not (waiting or running or failed)
+    return done
 
 
-def start(name: str, options: Options) -> subprocess.Popen[bytes]:
-    log = options.runs / "logs" / f"{name.replace('/', '-')}.txt"
-    log.parent.mkdir(exist_ok=True)
+def start(name: str, options: Options) -> Process:
     command = [sys.executable, "-m", "experiments.table", "--one", name, "--runs", str(options.runs)]
     command += ["--max-minutes", str(options.max_minutes), "--num-images", str(options.num_images)]
     command += ["--blender", str(options.blender)] if options.blender else []
     command += ["--quick"] if options.quick else []
-    threads = str(max(1, (os.cpu_count() or 1) // options.jobs))
-    env = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads, **os.environ}
-    with log.open("ab") as file:
-        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env)
+    return start_process(command, options.runs / "logs" / f"{name.replace('/', '-')}.txt", options.jobs)
 
 
 def report(name: str, code: int, runs: Path, rest: str) -> None:

@@ -1,7 +1,7 @@
 """Triton kernels of `MinCut` for float32 images on CUDA. See `min_cut_solver` for the method.
 
-A small image is solved by one program, which keeps its dual variables in registers for all iterations. Larger images, and
-many of a medium size, are cut into tiles: `_iterate_tiles` does `STEPS` iterations on tiles that overlap by as many
+A small image is solved by one program, which keeps its dual variables in registers for all iterations. Larger images,
+and many of a medium size, are cut into tiles: `_iterate_tiles` does `STEPS` iterations on tiles that overlap by as many
 pixels on each side, so memory is read once in so many iterations. In both, values of neighbours pass through a scratch
 buffer that stays in the cache.
 """

@@ -8,7 +8,7 @@ from cutslots.models.checkpoints import load
 from cutslots.training import loop, pretrain
 from cutslots.training.config import PretrainConfig, TrainConfig
 from experiments import pretraining
-from experiments.pretraining import METHODS, SEEDS, TEST_DATA, Options, all_runs, main, table
+from experiments.pretraining import KINDS, METHODS, SEEDS, TEST_DATA, Options, all_runs, main, table
 from tests.experiments.test_table import differences
 from tests.small_runs import state
 
@@ -29,6 +29,16 @@ def quick(folder):
     return Options(folder / "runs", folder / "docs", quick=True, num_images=2, match="simclr-cut-1")
 
 
+STEPS = {kind: 0.001 * (i + 1) for i, kind in enumerate(KINDS)}  # seconds
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch):
+    """Steps of different durations, as `--measure` would write them."""
+    read = pretraining.read_steps
+    monkeypatch.setattr(pretraining, "read_steps", lambda options: read(options) if options.quick else STEPS)
+
+
 def runs(**changes):
     return all_runs(Options(Path("runs"), **changes))
 
@@ -38,25 +48,24 @@ def test_every_method_has_three_seeds_and_encoders_come_first():
     encoders = [name for name, config in found.items() if isinstance(config, PretrainConfig)]
     assert list(found)[: len(encoders)] == encoders and len(encoders) == 2 * len(SEEDS)
     assert len(found) - len(encoders) == len(METHODS) * len(SEEDS) == 18
-    assert all(config.seed == int(name[-1]) and config.num_images == "endless" for name, config in found.items())
+    assert all(config.seed == int(name[-1]) and config.num_images == 24_000 for name, config in found.items())
 
 
 def test_methods_have_equal_time_with_pretraining():
     found = runs(max_minutes=10.0, pretraining_share=0.3)
     for method, (target, _) in METHODS.items():
         for seed in SEEDS:
-            minutes = found[f"{method}-{seed}"].max_minutes
+            seconds = found[f"{method}-{seed}"].max_steps * STEPS[pretraining.kind_of(method)]
             if target != "pixels":
-                minutes += found[f"encoder-{target}-{seed}"].max_minutes
-            assert minutes == pytest.approx(10.0)
-    assert {config.max_steps for config in found.values()} == {10**6}
+                seconds += found[f"encoder-{target}-{seed}"].max_steps * STEPS[f"encoder-{target}"]
+            assert seconds == pytest.approx(600, abs=0.01)
 
 
 def test_methods_differ_in_what_is_compared_alone():
     found = runs()
     pixels = found["pixels-cut-0"]
-    attention = {"model.slots", "lr", "warmup_steps"}  # the rate of the reference
-    features = {"model.encoder", "model.decoder", "loss", "max_minutes"}
+    attention = {"model.slots", "lr", "warmup_steps", "max_steps"}  # the rate of the reference
+    features = {"model.encoder", "model.decoder", "loss", "max_steps"}
     for name, config in found.items():
         if isinstance(config, TrainConfig):
             expected = (attention if "slot-attention" in name else set()) | (
@@ -64,7 +73,7 @@ def test_methods_differ_in_what_is_compared_alone():
             )
             assert differences(config, pixels) - {"seed"} == expected, name
     assert found["simclr-cut-2"].model.encoder.checkpoint == "runs/encoder-simclr-2"
-    assert differences(found["encoder-simclr-0"], found["encoder-simmim-0"]) == {"objective"}
+    assert differences(found["encoder-simclr-0"], found["encoder-simmim-0"]) == {"objective", "max_steps"}
 
 
 def test_encoders_of_chosen_runs_alone():
@@ -100,6 +109,34 @@ def test_finished_runs_are_skipped(written, monkeypatch):
     main(quick(written))
     assert (written / "docs" / "pretraining.md").read_bytes() == before
     assert state(written / "runs" / "simclr-cut-1")["step"] == 4
+
+
+def test_steps_are_measured(tmp_path):
+    main(Options(tmp_path, quick=True, measure=True))
+    record = json.loads((tmp_path / "steps.json").read_text())
+    assert set(record["seconds"]) == set(KINDS) and all(value > 0 for value in record["seconds"].values())
+    assert record["device"] and [each.name for each in tmp_path.iterdir()] == ["steps.json"]
+
+
+def test_the_first_steps_are_not_measured():
+    lines = [{"step": 20 * i, "seconds": 5 + 0.2 * i, "loss": 1.0} for i in range(1, 13)] + [{"val": {}, "step": 240}]
+    assert pretraining.step_seconds(lines) == pytest.approx(0.01)
+
+
+def test_runs_need_measured_steps(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    with pytest.raises(SystemExit, match=r"steps\.json is missing; run the command with --measure first"):
+        all_runs(Options(tmp_path))
+
+
+def test_several_runs_at_a_time(tmp_path):
+    """Encoders end before the runs that need them start."""
+    options = quick(tmp_path)
+    options.match, options.jobs, options.write = "simclr-cut-0", 2, False
+    main(options)
+    done = {name: (tmp_path / "runs" / name / "done").stat().st_mtime for name in all_runs(options)}
+    assert set(done) == {"encoder-simclr-0", "simclr-cut-0"}
+    assert min(done, key=done.__getitem__) == "encoder-simclr-0"
 
 
 def test_table(written):
