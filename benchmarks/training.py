@@ -2,12 +2,14 @@
 
     python benchmarks/training.py                                # tiny on a CPU, every preset for images on a GPU
     python benchmarks/training.py --presets clevr --seconds 3    # one preset, a short measurement
+    python benchmarks/training.py --json steps.json --figure docs/img/step_time.png
 
-The step is that of cutslots/training/loop.py: a batch of uint8 images in device memory, forward (bf16 autocast and
-torch.compile on CUDA), squared error, backward, clipping, Adam. Nothing is logged or evaluated. Its parts are timed
-alone, forward and backward, compiled as the whole step is, from the inputs that they have in a step. Step and parts
-take turns; times are medians over rounds. The sum of the parts differs from the step: the compiler fuses across parts,
-a thread prepares the next batch while the device works, and where the device waits for Python each part waits too.
+The step is that of cutslots/training/step.py: a batch of uint8 images in device memory, forward (bf16 autocast and
+torch.compile on CUDA), squared error, backward, clipping, Adam. Nothing is logged or evaluated. On CUDA it is replayed
+as a CUDA graph, and in turns run without one. Its parts are timed alone, forward and backward, compiled as the whole
+step is, from the inputs that they have in a step, on CUDA as graphs too. Steps and parts take turns; times are medians
+over rounds. The sum of the parts differs from the step: the compiler fuses across parts, and a thread prepares the next
+batch while the device works.
 
 FLOPs are those of convolutions and matrix products as the model defines them, counted on the CPU. `FusedDecoderHead`
 computes the same function in another way on CUDA and counts the same. The peak is the best of a large matrix product in
@@ -25,6 +27,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +52,7 @@ from cutslots.training.loader import TrainLoader
 from cutslots.training.loop import parameter_groups, resolve
 from cutslots.training.losses import LOSSES
 from cutslots.training.presets import PRESETS
+from cutslots.training.step import NUM_WARMUP_STEPS, TrainStep, make_step
 
 NUM_ROUNDS = 7  # measurements of each time; at least 3 where a call is long
 NUM_BATCHES = 2  # in device memory, to sample batches from
@@ -60,11 +64,12 @@ Times = dict[str, list[float]]  # seconds a call, by round
 
 
 class Learner(NamedTuple):
-    """The model and the optimizer of a preset, as the training loop makes them."""
+    """The model of a preset and its step, as the training loop makes them."""
 
     raw: Discovery
     model: Any  # compiled, and wrapped by Fabric
     optimizer: Any
+    step: TrainStep
 
 
 # ------------------------------------------------------------------------------------------------------------ the step
@@ -74,7 +79,9 @@ def learner(config: TrainConfig, fabric: Fabric, lr: float) -> Learner:
     torch.manual_seed(config.seed)
     raw = channels_last(build(config.model)).to(fabric.device)
     optimizer = torch.optim.Adam(parameter_groups(raw), lr, fused=True)
-    return Learner(raw, *fabric.setup(compiled(raw, config), optimizer))
+    model, optimizer = fabric.setup(compiled(raw, config), optimizer)
+    loss_of = LOSSES.build(config.loss)
+    return Learner(raw, model, optimizer, make_step(config, fabric, model, optimizer, loss_of, nullcontext))
 
 
 def compiled(forward: Any, config: TrainConfig) -> Any:
@@ -92,12 +99,20 @@ def update(config: TrainConfig, fabric: Fabric, model: Any, optimizer: Any) -> N
     optimizer.step()
 
 
-def step(config: TrainConfig, fabric: Fabric, trained: Learner, loader: TrainLoader) -> None:
-    image = next(loader)
-    output = trained.model(image)
-    fabric.backward(loss(config, image, output.reconstruction, output.masks))
-    update(config, fabric, trained.model, trained.optimizer)
-    trained.optimizer.zero_grad()
+def step_calls(config: TrainConfig, fabric: Fabric, images: Dataset) -> tuple[Discovery, dict[str, Call]]:
+    """Return the model, and a call of its step on the next batch; on CUDA also one without a graph."""
+    order, counter = TrainLoader(images, config, fabric, 0), itertools.count()
+
+    def call(step: TrainStep) -> None:
+        image = images.get_batch(order.indices(next(counter)), fabric.device).image
+        step(image, config.max_steps - 1)  # the blur has decayed and the foreground penalty is full
+
+    trained = learner(config, fabric, config.lr)
+    calls: dict[str, Call] = {"step": lambda: call(trained.step)}
+    if fabric.device.type == "cuda":
+        other = learner(dataclasses.replace(config, cuda_graphs="off"), fabric, config.lr)
+        calls["without a graph"] = lambda: call(other.step)
+    return trained.raw, calls
 
 
 # ----------------------------------------------------------------------------------------------------------- its parts
@@ -118,7 +133,21 @@ def forward_backward(
             y = forward(*inputs)
         torch.autograd.grad(y, wanted, gradient, allow_unused=True)
 
-    return call, result
+    return captured(call, fabric), result
+
+
+def captured(call: Call, fabric: Fabric) -> Call:
+    """Return the call as a CUDA graph, so that its time is the device's; on a CPU the call itself."""
+    if fabric.device.type != "cuda":
+        return call
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # compiles, lets cuDNN choose algorithms and allocates memory
+            call()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        call()
+    return graph.replay
 
 
 def parts(config: TrainConfig, fabric: Fabric, model: Discovery, images: Dataset) -> dict[str, Call]:
@@ -158,10 +187,10 @@ def parts(config: TrainConfig, fabric: Fabric, model: Discovery, images: Dataset
 
 def update_call(config: TrainConfig, fabric: Fabric) -> Call:
     """Return a call of `update` on another model, at learning rate zero: repeated gradients would ruin the weights."""
-    raw, model, optimizer = learner(dataclasses.replace(config, compile="off"), fabric, lr=0.0)
+    raw, model, optimizer, _ = learner(dataclasses.replace(config, compile="off"), fabric, lr=0.0)
     for parameter in raw.parameters():
         parameter.grad = torch.randn_like(parameter)
-    return lambda: update(config, fabric, model, optimizer)
+    return captured(lambda: update(config, fabric, model, optimizer), fabric)
 
 
 def decoder_heads(
@@ -208,8 +237,8 @@ def measure_times(runs: dict[str, Call], seconds: Sequence[float], fabric: Fabri
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    for run in runs.values():  # compiles, and lets cuDNN choose algorithms
-        elapsed(run, 2)
+    for run in runs.values():  # compiles, lets cuDNN choose algorithms and captures graphs
+        elapsed(run, NUM_WARMUP_STEPS + 2)
     once = [elapsed(run, 1) for run in runs.values()]
     rounds = min(NUM_ROUNDS, max(3, int(sum(seconds) / sum(once))))
     calls = [max(1, round(given / rounds / each)) for given, each in zip(seconds, once, strict=True)]
@@ -246,14 +275,13 @@ def measure(config: TrainConfig, fabric: Fabric, seconds: float) -> dict[str, An
     count = NUM_BATCHES * config.batch_size
     data = open_dataset(config.data, "train", config.model.image_size, count, masks=False)
     images = load_to_memory(data, fabric.device, quiet=True)
-    trained = learner(config, fabric, config.lr)
-    loader = TrainLoader(images, config, fabric, 0)
+    model, steps = step_calls(config, fabric, images)
     multiply, product_flops = matrix_product(config, fabric)
-    runs = {"product": multiply, **parts(config, fabric, trained.raw, images)}
-    with loader:
-        whole: dict[str, Call] = {"step": lambda: step(config, fabric, trained, loader)}
-        times = measure_times(whole | runs, [seconds, *[seconds / len(runs)] * len(runs)], fabric)
+    runs = {"product": multiply, **parts(config, fabric, model, images)}
+    limits = [seconds / len(steps)] * len(steps) + [seconds / len(runs)] * len(runs)
+    times = measure_times(steps | runs, limits, fabric)
     rates = [config.batch_size / each for each in times.pop("step")]
+    without = times.pop("without a graph", None)
     peak = product_flops / min(times.pop("product"))
     rate, work = statistics.median(rates), flops(config)
     result: dict[str, Any] = {
@@ -262,13 +290,14 @@ def measure(config: TrainConfig, fabric: Fabric, seconds: float) -> dict[str, An
         "min_images_per_second": min(rates),
         "max_images_per_second": max(rates),
         "step_ms": 1e3 * config.batch_size / rate,
+        "without_graph": config.batch_size / statistics.median(without) if without else None,
         "parts_ms": {name: 1e3 * statistics.median(each) for name, each in times.items()},
         "gflop_per_image": work / 1e9,
         "tflops": work * rate / 1e12,
         "peak_tflops": peak / 1e12,
         "of_peak": work * rate / peak,
     }
-    decoder, is_half = trained.raw.decoder, compute_dtype(config) != torch.float32
+    decoder, is_half = model.decoder, compute_dtype(config) != torch.float32
     if isinstance(decoder, SpatialBroadcastDecoder) and decoder.head.has_kernels and is_half:
         result["decoder_head"] = decoder_heads(config, fabric, decoder, seconds)
     return result
@@ -305,14 +334,51 @@ def format_rate(rate: float) -> str:
 
 
 def summary(results: dict[str, dict[str, Any]]) -> Table:
-    heads = ("preset", "batch size", "images/s", "ms/step", "GFLOP/image", "TFLOP/s", "peak TFLOP/s", "of peak")
+    heads = (
+        "preset",
+        "batch size",
+        "images/s",
+        "without a graph",
+        "ratio",
+        "ms/step",
+        "GFLOP/image",
+        "TFLOP/s",
+        "peak TFLOP/s",
+        "of peak",
+    )
     rows = []
     for name, result in results.items():
         rate = format_rate(result["images_per_second"])
         work = f"{result['gflop_per_image']:.2f}", f"{result['tflops']:.3g}", f"{result['peak_tflops']:.3g}"
-        speed = rate, f"{result['step_ms']:.1f}"
+        other = result["without_graph"]
+        compared = (format_rate(other), f"{result['images_per_second'] / other:.2f}") if other else ("", "")
+        speed = rate, *compared, f"{result['step_ms']:.1f}"
         rows.append((name, str(result["batch_size"]), *speed, *work, f"{result['of_peak']:.1%}"))
     return table(*heads, rows=rows)
+
+
+def draw(path: Path, results: dict[str, dict[str, Any]], facts: dict[str, Any]) -> None:
+    """Draw a bar for each preset: the parts of its step."""
+    import matplotlib.pyplot as plt
+
+    names = list(dict.fromkeys(part for result in results.values() for part in result["parts_ms"]))
+    figure, axes = plt.subplots(figsize=(8, 1.2 + 0.6 * len(results)), layout="constrained")
+    colors = {name: f"C{i}" for i, name in enumerate(names)}
+    for row, result in enumerate(results.values()):
+        start = 0.0
+        for name, ms in result["parts_ms"].items():
+            axes.barh(row, ms, left=start, color=colors[name], label=name, height=0.7)
+            start += ms
+        rate = format_rate(result["images_per_second"])
+        axes.text(start, row, f"  {rate} images/s", va="center", fontsize=9)
+    axes.set_yticks(range(len(results)), results)
+    axes.invert_yaxis()
+    axes.margins(x=0.2)
+    axes.set_xlabel(f"ms of the device, parts one after the other ({facts['device']}, {facts['date']})")
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4, frameon=False, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=140)
 
 
 def conditions(config: TrainConfig, cuda: bool) -> dict[str, Any]:
@@ -334,6 +400,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="for the step, and as many for its parts together")
     parser.add_argument("--batch-size", type=int, help="default: the preset's")
     parser.add_argument("--json", type=Path, help="write all measurements to this file")
+    parser.add_argument("--figure", type=Path, help="draw where the time of a step goes")
     args = parser.parse_args()
     fabric, console = make_fabric(args.device), Console(width=140, highlight=False)
     cuda = fabric.device.type == "cuda"
@@ -353,6 +420,8 @@ def main() -> None:
             args.json.write_text(json.dumps({**facts, "presets": results}, indent=1))
     console.print()
     console.print(summary(results))
+    if args.figure:
+        draw(args.figure, results, facts)
 
 
 if __name__ == "__main__":
