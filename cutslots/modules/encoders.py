@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from torch import Tensor, nn
 
 from cutslots.modules.base import PartModule, check_kernel_sizes
+from cutslots.modules.padded_conv import PaddedConv2d, pad_channels, unpad_channels
 from cutslots.registry import PartConfig, Range, Registry
 
 STEM_CHANNELS = 64  # of the ResNet, as in the authors' code
@@ -87,7 +88,7 @@ class CNNEncoder(HalfResolutionEncoder):
         layers: list[nn.Module] = []
         for i, kernel in enumerate(kernel_sizes):
             stride = 2 if i == 0 else 1
-            layers += [nn.Conv2d(channels if i else 3, channels, kernel, stride, padding=kernel // 2), nn.ReLU()]
+            layers += [PaddedConv2d(channels if i else 3, channels, kernel, stride, padding=kernel // 2), nn.ReLU()]
         self.layers = nn.Sequential(*layers)
         self.pyramid = FeaturePyramid(channels, pyramid_levels)
 
@@ -116,14 +117,18 @@ class ResNetEncoder(HalfResolutionEncoder):
         self.pyramid = FeaturePyramid(channels, pyramid_levels)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.pyramid(self.blocks(self.stem(x)))
+        return self.pyramid(unpad_channels(self.blocks(self.stem(x)), self.out_channels))
 
 
 class ResidualBlock(nn.Module):
-    """relu(skip(x) + conv(relu(conv(x)))). The skip is a 1x1 convolution where the number of channels changes."""
+    """relu(skip(x) + conv(relu(conv(x)))). The skip is a 1x1 convolution where the number of channels changes.
+
+    Where convolutions pad, input and output are padded with channels of zeros: so the next block need not copy them.
+    """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, batch_norm: bool) -> None:
         super().__init__()
+        self.in_channels = in_channels
         self.residual = nn.Sequential(
             *_conv(in_channels, out_channels, kernel_size, batch_norm),
             nn.ReLU(),
@@ -132,7 +137,8 @@ class ResidualBlock(nn.Module):
         self.skip = nn.Identity() if in_channels == out_channels else _skip(in_channels, out_channels, batch_norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.skip(x) + self.residual(x)).relu()
+        y = (self.skip(unpad_channels(x, self.in_channels)) + self.residual(x)).relu()
+        return pad_channels(y) if cast(PaddedConv2d, self.residual[0]).pads(x) else y
 
 
 class FeaturePyramid(nn.Module):
@@ -143,8 +149,8 @@ class FeaturePyramid(nn.Module):
 
     def __init__(self, channels: int, levels: int) -> None:
         super().__init__()
-        self.down = nn.ModuleList(nn.Conv2d(channels, channels, 3, stride=2, padding=1) for _ in range(levels))
-        self.up = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(levels))
+        self.down = nn.ModuleList(PaddedConv2d(channels, channels, 3, stride=2, padding=1) for _ in range(levels))
+        self.up = nn.ModuleList(PaddedConv2d(channels, channels, 3, padding=1) for _ in range(levels))
 
     def forward(self, x: Tensor) -> Tensor:
         finer = []
@@ -163,5 +169,5 @@ def _skip(in_channels: int, out_channels: int, batch_norm: bool) -> nn.Module:
 
 
 def _conv(in_channels: int, out_channels: int, kernel_size: int, batch_norm: bool, stride: int = 1) -> list[nn.Module]:
-    conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding=kernel_size // 2, bias=not batch_norm)
+    conv = PaddedConv2d(in_channels, out_channels, kernel_size, stride, padding=kernel_size // 2, bias=not batch_norm)
     return [conv, nn.BatchNorm2d(out_channels)] if batch_norm else [conv]

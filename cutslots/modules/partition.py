@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from cutslots.modules.base import Positive, check_features, check_kernel_sizes, check_size, exportable, upcast_half
+from cutslots.modules.padded_conv import PaddedConv2d
 from cutslots.programs.grid_cut import GridCut
 from cutslots.programs.min_cut import MAX_ITERATIONS, MinCut
 from cutslots.programs.qp import check_positive
@@ -369,7 +370,7 @@ def make_edge_net(
     channels = [in_channels] + [hidden] * (len(kernel_sizes) - 1) + [out_channels]
     layers: list[nn.Module] = []
     for kernel, (before, after) in zip(kernel_sizes, pairwise(channels), strict=True):
-        layers += [nn.Conv2d(before, after, kernel, padding=kernel // 2), activation()]
+        layers += [PaddedConv2d(before, after, kernel, padding=kernel // 2), activation()]
     return nn.Sequential(*layers[:-1])
 
 

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from cutslots.modules.encoders import CNNEncoder, Encoder, FeaturePyramid, ResNetEncoder
+from cutslots.modules.padded_conv import PaddedConv2d
 from tests.modules.layers import convolutions, count_modules
 
 ENCODERS = {
@@ -69,7 +70,7 @@ def test_batch_norm_follows_every_convolution():
     net = ResNetEncoder(batch_norm=True)
     assert convolutions(net) == convolutions(ResNetEncoder(batch_norm=False))
     kinds = [type(m) for m in net.modules() if isinstance(m, nn.Conv2d | nn.BatchNorm2d)]
-    assert kinds == len(convolutions(net)) * [nn.Conv2d, nn.BatchNorm2d]
+    assert kinds == len(convolutions(net)) * [PaddedConv2d, nn.BatchNorm2d]
     assert all(m.bias is None for m in net.modules() if isinstance(m, nn.Conv2d))
 
 
