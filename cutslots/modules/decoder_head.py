@@ -11,7 +11,8 @@ It holds an image in polyphase form. Even and odd rows (row phases) become chann
   are ordered by column phase, row phase, channel. In channels-last memory the columns then interleave by a reshape,
 - a 5x5 convolution is a 3x5 convolution from 2 C to 2 C channels,
 - the output convolution has 4 channels, too few for cuDNN to be efficient. Triton kernels compute it
-  (`decoder_head_triton`). The backward kernel includes the backward pass of the activation before it.
+  (`decoder_head_triton`). The backward kernel includes the backward pass of the activation before it. That of the other
+  activations sums the gradient of the bias in the same pass.
 
 Kernels are rearranged from the decoder's weights and padded with zeros.
 
@@ -145,14 +146,14 @@ class _FusedHead(torch.autograd.Function):
         g, output_weight_grad, bias_grad = output_conv_backward(gradients[0], features[-1], output_weight, ctx.slope)
         for i, weight in reversed(list(enumerate(weights))):
             g, y = (_split_columns(g), _split_columns(features[1])) if i == 0 else (g, features[i + 1])
-            is_last = i + 1 == len(weights)  # `output_conv_backward` has done its activation and its bias
-            g = g if is_last else torch.where(y > 0, g, ctx.slope * g)
-            mask = [True, True, not is_last]
-            g, weight_grad, phase_bias_grads = torch.ops.aten.convolution_backward(
-                g, features[i], weight, [len(weight)], [1, 1], _padding(weight), [1, 1], False, [0, 0], 1, mask
+            if i + 1 < len(weights):  # `output_conv_backward` has done the last activation and its bias
+                g, bias_grad = activation_backward(g, y, ctx.slope, output_weight.shape[1])
+            mask = [True, True, False]
+            g, weight_grad, _ = torch.ops.aten.convolution_backward(
+                g, features[i], weight, [0], [1, 1], _padding(weight), [1, 1], False, [0, 0], 1, mask
             )
             weight_grads.append(weight_grad)
-            bias_grads.append(bias_grad if is_last else phase_bias_grads.view(-1, output_weight.shape[1]).sum(0))
+            bias_grads.append(bias_grad)
         return g, None, *reversed(weight_grads), output_weight_grad, *reversed(bias_grads)
 
 
@@ -202,20 +203,21 @@ def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return _empty_channels_last(x, x.shape[0], weight.shape[0], *x.shape[2:])
 
 
-@torch.library.custom_op("cutslots::output_conv", mutates_args=())
+@torch.library.custom_op("cutslots::output_conv_channels_last", mutates_args=())
 def output_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return the 3x3 convolution to 4 channels (N, 4, H, W) of x (N, 2 C, H/2, W), given in row phases."""
     if not x.is_cuda:
-        return F.conv2d(_interleave_rows(x), weight, bias, padding=1).contiguous()
+        out = F.conv2d(_interleave_rows(x), weight, bias, padding=1)
+        return out.contiguous(memory_format=torch.channels_last)
     return kernels.output_conv(x, weight, bias)
 
 
 @output_conv.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], 4, 2 * x.shape[2], x.shape[3])
+    return _empty_channels_last(x, x.shape[0], 4, 2 * x.shape[2], x.shape[3])
 
 
-@torch.library.custom_op("cutslots::output_conv_backward", mutates_args=())
+@torch.library.custom_op("cutslots::output_conv_channels_last_backward", mutates_args=())
 def output_conv_backward(g: Tensor, x: Tensor, weight: Tensor, slope: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x before its activation, of the weight, and of the bias that was added to x.
 
@@ -239,6 +241,23 @@ def _(g: Tensor, x: Tensor, weight: Tensor, slope: float) -> tuple[Tensor, Tenso
         _empty_channels_last(weight, *weight.shape),
         x.new_empty(weight.shape[1]),
     )
+
+
+@torch.library.custom_op("cutslots::activation_backward", mutates_args=())
+def activation_backward(g: Tensor, y: Tensor, slope: float, channels: int) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the input of a leaky ReLU and of the bias (channels,) that was added to it.
+
+    g is the gradient of its output y (N, phases * channels, H, W). The bias is the same for all phases.
+    """
+    if y.is_cuda:
+        return kernels.activation_backward(g, y, slope, channels)
+    g = torch.where(y > 0, g, slope * g).contiguous(memory_format=torch.channels_last)
+    return g, g.sum((0, 2, 3)).view(-1, channels).sum(0)
+
+
+@activation_backward.register_fake
+def _(g: Tensor, y: Tensor, slope: float, channels: int) -> tuple[Tensor, Tensor]:
+    return _empty_channels_last(y, *y.shape), y.new_empty(channels)
 
 
 def _empty_channels_last(x: Tensor, *shape: int) -> Tensor:

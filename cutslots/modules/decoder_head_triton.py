@@ -1,12 +1,15 @@
-"""Triton kernels for CUDA of `decoder_head.output_conv` and its backward pass: a 3x3 convolution to 4 channels.
+"""Triton kernels for CUDA of the operations of `decoder_head` that are no matter of cuDNN.
 
-4 channels leave cuDNN's tiles nearly empty. These kernels put both output rows of a pair (forward) or all taps
-(backward) into one matrix product. The input x is in memory as (image, row pair, column, row phase, channel).
+`output_conv` is a 3x3 convolution to 4 channels, which leave cuDNN's tiles nearly empty. Its kernels read the features
+once, a pair of rows at a time. A product of a pair with all taps has 32 (forward) or 64 (backward) columns. The input x
+is in memory as (image, row pair, column, row phase, channel), the output as (image, row, column, channel).
 
 Shapes: N images, C channels before the convolution, H W the size of an image, both powers of two.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -16,107 +19,235 @@ from torch import Tensor
 from cutslots.programs.grid_cut_triton import device_of
 from cutslots.programs.grid_cut_triton import is_supported as is_supported
 
-MAX_ROWS = 32  # of an image, for one program of the backward kernel
-MAX_COLUMNS = 128  # of an image, for one step of a program
+
+class Launch(NamedTuple):
+    """How the work of a kernel is divided."""
+
+    columns: int  # of an image, in one step of a program
+    count: int  # steps of a program
+    num_warps: int
+    num_stages: int
+
+
+FORWARD = Launch(columns=128, count=16, num_warps=8, num_stages=3)
+BACKWARD = Launch(columns=128, count=32, num_warps=8, num_stages=1)
+MAX_CHANNELS = 128  # of a program of the backward kernel, both row phases together
+SUM_BY_PRODUCT = False  # sums over pixels of the backward kernel: by tensor cores instead of shuffles
+ACTIVATION = Launch(columns=64, count=16, num_warps=8, num_stages=1)  # columns of 128 channels
+UNROLL = 2
 
 
 @triton.jit
-def _output_conv_kernel(x, taps, bias, out, half, W, C: tl.constexpr, COLUMNS: tl.constexpr):
-    """Compute one pair of output rows from the four input rows around it."""
-    start = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[:, None]
-    h = tl.program_id(0) % half + tl.zeros_like(column)  # a tensor, because Triton's interpreter takes no scalar here
-    channel, output = tl.arange(0, C), tl.arange(0, 16)
-    weights = taps + channel[:, None] * 16 + output[None, :]
-    x += start * W * 2 * C + channel[None, :]
-    sums = tl.zeros((COLUMNS, 16), tl.float32)
-    for j in tl.static_range(3):
-        in_column = column + j - 1
-        for row in tl.static_range(
-            4
-        ):  # the second row of the pair above, both of this pair, the first of the pair below
-            pair, phase = (row + 1) // 2 - 1, (row + 1) % 2
-            inside = (in_column >= 0) & (in_column < W) & (h + pair >= 0) & (h + pair < half)
-            values = tl.load(x + (pair * W + in_column) * 2 * C + phase * C, inside, 0.0)
-            sums += tl.dot(values, tl.load(weights + (j * 4 + row) * C * 16))
-    out_phase, out_channel = output // 4, output % 4
-    sums += tl.load(bias + out_channel).to(tl.float32)[None, :]
-    out += start // half * 8 * half * W
-    at = (out_channel[None, :] * 2 * half + 2 * h + out_phase[None, :]) * W + column
-    tl.store(out + at, sums.to(out.dtype.element_ty), (out_phase < 2)[None, :] & (column < W))
+def _output_conv_kernel(
+    x, taps, bias, out, pairs, count, half, W, C: tl.constexpr, COLUMNS: tl.constexpr, MARGIN: tl.constexpr
+):
+    """Compute `count` pairs of output rows. Each input row is loaded once and multiplied by the taps of all columns.
+
+    The pair of rows above and the one below contribute one row each. Their products are added as the loop passes them.
+    Columns are shifted afterwards: a product has a tap in each of its columns, for an output one column further.
+    """
+    first = tl.program_id(0) * count
+    stop = tl.minimum(first + count, pairs)
+    local = tl.arange(0, COLUMNS)[:, None]
+    column = tl.program_id(1) * (COLUMNS - 2 * MARGIN) - MARGIN + local
+    channel, product = tl.arange(0, C), tl.arange(0, 32)
+    weights = taps + channel[:, None] * 32 + product[None, :]
+    above_second, first_row = tl.load(weights), tl.load(weights + C * 32)
+    second_row, below_first = tl.load(weights + 2 * C * 32), tl.load(weights + 3 * C * 32)
+    source = local + product[None, :] // 8 - 1  # products: column of four, row phase, channel
+    shifted = tl.minimum(tl.maximum(source, 0), COLUMNS - 1)
+    is_inside = (source >= 0) & (source < COLUMNS) & (product < 24)[None, :]
+    output = tl.arange(0, 8)[None, :]  # row phase, channel
+    offset = tl.load(bias + output % 4).to(tl.float32)
+    kept = (local >= MARGIN) & (local < COLUMNS - MARGIN) & (column < W)
+    x += column * 2 * C + channel[None, :]
+    out += (output // 4 * W + column) * 4 + output % 4
+    sums, from_above = tl.zeros((COLUMNS, 32), tl.float32), tl.zeros((COLUMNS, 32), tl.float32)
+    for pair in range(first - 1, stop + 1):
+        h = pair % half
+        inside = (column >= 0) & (column < W) & (pair >= 0) & (pair < pairs)
+        row0 = tl.load(x + pair * W * 2 * C, inside, 0.0)
+        row1 = tl.load(x + pair * W * 2 * C + C, inside, 0.0)
+        sums += tl.where(h > 0, tl.dot(row0, below_first), 0.0)  # now the sums of the pair before are complete
+        total = tl.where(is_inside, tl.gather(sums, shifted, 0), 0.0)
+        total = tl.sum(tl.reshape(total, (COLUMNS, 4, 8)), 1) + offset
+        tl.store(out + (pair - 1) * 8 * W, total.to(out.dtype.element_ty), kept & (pair > first))
+        sums = tl.dot(row1, second_row, tl.dot(row0, first_row, from_above))
+        from_above = tl.where(h + 1 < half, tl.dot(row1, above_second), 0.0)
 
 
 @triton.jit
 def _output_conv_backward_kernel(
-    g, x, taps, x_grad, taps_grad, bias_grad, slope, H, W, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    g,
+    x,
+    taps,
+    x_grad,
+    taps_grad,
+    bias_grad,
+    slope,
+    tiles,
+    count,
+    half,
+    W,
+    C2: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
+    SUM_BY_PRODUCT: tl.constexpr,
 ):
-    """Process ROWS rows of an image. The caller sums the gradients of taps and bias over all programs."""
+    """Process `count` tiles of COLUMNS columns of a row pair. The caller sums gradients of taps and bias.
+
+    A row of the left factor holds the gradients of four rows and of three columns around a pixel. The four channels of
+    these columns are contiguous in memory; a fourth column is there for the sake of powers of two.
+    """
     program = tl.program_id(0)
-    tap, channel = tl.arange(0, 64), tl.arange(0, C)
-    out_channel, i, j = tap % 4, tap // 12, tap // 4 % 3
-    kernel = tl.load(taps + tap[:, None] * C + channel[None, :])
-    taps_sum, bias_sum = tl.zeros((64, C), tl.float32), tl.zeros((C,), tl.float32)
-    n, first = (program * ROWS // H).to(tl.int64), program * ROWS % H
-    g += n * H * W * 4
-    x += n * H * W * C
-    x_grad += n * H * W * C
-    for y in range(first, first + ROWS):
-        for start in range(0, W, COLUMNS):
-            column = start + tl.arange(0, COLUMNS)[:, None]
-            out_row, out_column = y + 1 - i[None, :], column + 1 - j[None, :]
-            inside = (out_row >= 0) & (out_row < H) & (out_column >= 0) & (out_column < W)
-            out_grad = g + (out_channel[None, :] * H + out_row) * W + out_column
-            out_grad = tl.load(out_grad, inside & (tap < 36)[None, :], 0.0)
-            at = (y // 2 * W + column) * 2 * C + y % 2 * C + channel[None, :]
-            value = tl.load(x + at)
-            grad = tl.dot(out_grad, kernel)
-            grad = tl.where(value > 0, grad, slope * grad)
-            tl.store(x_grad + at, grad.to(x_grad.dtype.element_ty))
-            bias_sum += tl.sum(grad, 0)
-            taps_sum += tl.dot(tl.trans(out_grad), value)
-    tl.store(taps_grad + (program.to(tl.int64) * 64 + tap[:, None]) * C + channel[None, :], taps_sum)
-    tl.store(bias_grad + program * C + channel, bias_sum)
+    tap = tl.arange(0, 64)[None, :]  # row of four, column of four, channel
+    row, offset = tap // 16, tap % 16 - 4
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    local = tl.arange(0, COLUMNS)[:, None]
+    kernel = tl.load(taps + tl.arange(0, 64)[:, None] * C2 + channel)
+    taps_sum = tl.zeros((64, CHANNELS), tl.float32)
+    bias_sum = tl.zeros((64 if SUM_BY_PRODUCT else 1, CHANNELS), tl.float32)
+    ones = tl.full((64, COLUMNS), 1.0, x.dtype.element_ty)
+    for tile in range(program * count, tl.minimum(program * count + count, tiles)):
+        pair, start = tile // PARTS, tile % PARTS * COLUMNS
+        out_row = pair % half * 2 - 1 + row
+        at = (start + local) * 4 + offset
+        inside = (out_row >= 0) & (out_row < 2 * half) & (at >= 0) & (at < 4 * W) & (offset < 8)
+        out_grad = tl.load(g + ((pair * 2 - 1 + row) * W * 4 + at), inside, 0.0)
+        at = (pair * W + start + local) * C2 + channel
+        value = tl.load(x + at)
+        grad = tl.dot(out_grad, kernel)
+        grad = tl.where(value > 0, grad, slope * grad)
+        rounded = grad.to(x_grad.dtype.element_ty)
+        tl.store(x_grad + at, rounded)
+        if SUM_BY_PRODUCT:  # all 64 rows are the sum
+            bias_sum = tl.dot(ones, rounded, bias_sum)
+        else:
+            bias_sum += tl.sum(grad, 0, keep_dims=True)
+        taps_sum = tl.dot(tl.trans(out_grad), value, taps_sum)
+    tl.store(taps_grad + (program * 64 + tl.arange(0, 64)[:, None]) * C2 + channel, taps_sum)
+    tl.store(bias_grad + program * C2 + channel, tl.max(bias_sum, 0, keep_dims=True))
 
 
-def output_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+@triton.jit
+def _activation_backward_kernel(
+    g, y, out, bias_grad, slope, rows, count, CHANNELS: tl.constexpr, ROWS: tl.constexpr, UNROLL: tl.constexpr
+):
+    """Process `count` blocks of ROWS pixels: the gradient before a leaky ReLU, and its sum over pixels."""
+    program = tl.program_id(0)
+    channel = tl.arange(0, CHANNELS)[None, :]
+    local = tl.arange(0, ROWS)[:, None]
+    sums = tl.zeros((ROWS, CHANNELS), tl.float32)
+    for block in tl.range(program * count, program * count + count, loop_unroll_factor=UNROLL):
+        row = block * ROWS + local
+        at = row * CHANNELS + channel
+        inside = row < rows
+        grad = tl.load(g + at, inside, 0.0)
+        grad = tl.where(tl.load(y + at, inside, 0.0) > 0, grad, (slope * grad).to(grad.dtype))
+        tl.store(out + at, grad, inside)
+        sums += grad.to(tl.float32)
+    tl.store(bias_grad + program * CHANNELS + tl.arange(0, CHANNELS), tl.sum(sums, 0))
+
+
+def output_conv(x: Tensor, weight: Tensor, bias: Tensor, launch: Launch | None = None) -> Tensor:
     """Compute `decoder_head.output_conv`."""
     N, channels, half, W = x.shape
-    C, columns = channels // 2, min(W, MAX_COLUMNS)
-    taps = weight.permute(3, 2, 1, 0)  # column, row, input channel, output channel
-    phase_taps = x.new_zeros(3, 4, C, 4, 4)  # column, row of four, input channel, row phase (2 unused), output channel
-    phase_taps[:, :3, :, 0] = taps
-    phase_taps[:, 1:, :, 1] = taps
-    out = x.new_empty(N, 4, 2 * half, W)
-    with device_of(x):
-        _output_conv_kernel[(N * half, W // columns)](x, phase_taps, bias, out, half, W, C, columns)
+    C, pairs, (columns, count, num_warps, num_stages) = channels // 2, N * half, launch or FORWARD
+    columns = min(W, columns, 8192 // C)
+    margin = int(columns < W)
+    parts = -(-W // (columns - 2 * margin))
+    taps = weight.permute(2, 1, 3, 0)  # row, input channel, column, output channel
+    products = x.new_zeros(4, C, 4, 2, 4)  # row of four, input channel, column (the last unused), row phase, output
+    products[:3, :, :3, 0] = taps
+    products[1:, :, :3, 1] = taps
+    out = torch.empty((N, 4, 2 * half, W), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    if pairs:
+        with device_of(x):
+            _output_conv_kernel[(-(-pairs // count), parts)](
+                x,
+                products,
+                bias,
+                out,
+                pairs,
+                count,
+                half,
+                W,
+                C,
+                columns,
+                margin,
+                num_warps=num_warps,
+                num_stages=num_stages,
+            )
     return out
 
 
-def output_conv_backward(g: Tensor, x: Tensor, weight: Tensor, slope: float) -> tuple[Tensor, Tensor, Tensor]:
+def output_conv_backward(
+    g: Tensor, x: Tensor, weight: Tensor, slope: float, launch: Launch | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `decoder_head.output_conv_backward`."""
     N, channels, half, W = x.shape
-    C, H = channels // 2, 2 * half
-    rows = min(H, MAX_ROWS)
-    programs = N * H // rows
-    taps = x.new_zeros(64, C)
-    taps[:36] = weight.permute(2, 3, 0, 1).reshape(36, C)  # row, column, output channel; input channel
-    x_grad, bias_grad = torch.empty_like(x), x.new_empty(programs, C, dtype=torch.float32)
-    taps_grad = x.new_empty(programs, 64, C, dtype=torch.float32)
-    with device_of(x):
-        _output_conv_backward_kernel[(programs,)](
-            g.contiguous(),
-            x,
-            taps,
-            x_grad,
-            taps_grad,
-            bias_grad,
-            slope,
-            H,
-            W,
-            C,
-            rows,
-            min(W, MAX_COLUMNS),
-            num_stages=1,
-        )
-    weight_grad = taps_grad.sum(0)[:36].view(3, 3, 4, C).permute(2, 3, 0, 1).to(x.dtype)
-    return x_grad, weight_grad.contiguous(memory_format=torch.channels_last), bias_grad.sum(0).to(x.dtype)
+    columns, count, num_warps, num_stages = launch or BACKWARD
+    width, columns = min(channels, MAX_CHANNELS), min(W, columns)
+    C, tiles = channels // 2, N * half * W // columns
+    programs = -(-tiles // count)
+    flipped = weight.flip(2, 3).permute(2, 3, 0, 1)  # row, column, output channel, input channel
+    taps = x.new_zeros(4, 4, 4, 2, C)  # row of four, column (the last unused), output channel, row phase, input channel
+    taps[:3, :3, :, 0] = flipped
+    taps[1:, :3, :, 1] = flipped
+    x_grad, bias_grad = torch.empty_like(x), x.new_empty(programs, 2, C, dtype=torch.float32)
+    taps_grad = x.new_empty(programs, *taps.shape, dtype=torch.float32)
+    if tiles:
+        with device_of(x):
+            _output_conv_backward_kernel[(programs, channels // width)](
+                g.contiguous(memory_format=torch.channels_last),
+                x,
+                taps,
+                x_grad,
+                taps_grad,
+                bias_grad,
+                slope,
+                tiles,
+                count,
+                half,
+                W,
+                channels,
+                width,
+                columns,
+                W // columns,
+                SUM_BY_PRODUCT,
+                num_warps=num_warps,
+                num_stages=num_stages,
+            )
+    taps_grad = taps_grad.sum(0)
+    flipped = taps_grad[:3, :3, :, 0] + taps_grad[1:, :3, :, 1]
+    weight_grad = flipped.permute(2, 3, 0, 1).flip(2, 3).to(x.dtype, memory_format=torch.channels_last)
+    return x_grad, weight_grad, bias_grad.sum((0, 1)).to(x.dtype)
+
+
+def activation_backward(
+    g: Tensor, y: Tensor, slope: float, channels: int, launch: Launch | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute `decoder_head.activation_backward`."""
+    rows, width = y.numel() // y.shape[1], y.shape[1]
+    columns, count, num_warps, num_stages = launch or ACTIVATION
+    block = max(1, columns * 128 // width)
+    programs = -(-rows // (block * count))
+    out, bias_grad = torch.empty_like(y), y.new_empty(programs, width // channels, channels, dtype=torch.float32)
+    if rows:
+        with device_of(y):
+            _activation_backward_kernel[(programs,)](
+                g.contiguous(memory_format=torch.channels_last),
+                y,
+                out,
+                bias_grad,
+                slope,
+                rows,
+                count,
+                width,
+                block,
+                UNROLL,
+                num_warps=num_warps,
+                num_stages=num_stages,
+            )
+    return out, bias_grad.sum((0, 1)).to(y.dtype)
