@@ -26,28 +26,37 @@ class Launch(NamedTuple):
     columns: int  # of an image, in one step of a program
     count: int  # steps of a program
     num_warps: int
-    num_stages: int
+    num_stages: int  # of the loop over steps: loads are that far ahead
+    channels: int = 128  # of a program of the backward kernel, both row phases together
+    max_registers: int | None = None  # of a thread; fewer registers let more programs run at once
+    sum_by_product: bool = False  # sum over pixels on tensor cores instead of by shuffles
 
 
 FORWARD = Launch(columns=128, count=16, num_warps=8, num_stages=3)
-BACKWARD = Launch(columns=128, count=32, num_warps=8, num_stages=1)
-MAX_CHANNELS = 128  # of a program of the backward kernel, both row phases together
-SUM_BY_PRODUCT = False  # sums over pixels of the backward kernel: by tensor cores instead of shuffles
+BACKWARD = Launch(columns=64, count=94, num_warps=8, num_stages=2, max_registers=128)
 ACTIVATION = Launch(columns=64, count=16, num_warps=8, num_stages=1)  # columns of 128 channels
-UNROLL = 2
 
 
 @triton.jit
 def _output_conv_kernel(
-    x, taps, bias, out, pairs, count, half, W, C: tl.constexpr, COLUMNS: tl.constexpr, MARGIN: tl.constexpr
+    x,
+    taps,
+    bias,
+    out,
+    pairs,
+    half,
+    W,
+    C: tl.constexpr,
+    COUNT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    MARGIN: tl.constexpr,
 ):
-    """Compute `count` pairs of output rows. Each input row is loaded once and multiplied by the taps of all columns.
+    """Compute COUNT pairs of output rows. Each input row is loaded once and multiplied by the taps of all columns.
 
     The pair of rows above and the one below contribute one row each. Their products are added as the loop passes them.
     Columns are shifted afterwards: a product has a tap in each of its columns, for an output one column further.
     """
-    first = tl.program_id(0) * count
-    stop = tl.minimum(first + count, pairs)
+    first = tl.program_id(0) * COUNT
     local = tl.arange(0, COLUMNS)[:, None]
     column = tl.program_id(1) * (COLUMNS - 2 * MARGIN) - MARGIN + local
     channel, product = tl.arange(0, C), tl.arange(0, 32)
@@ -63,7 +72,8 @@ def _output_conv_kernel(
     x += column * 2 * C + channel[None, :]
     out += (output // 4 * W + column) * 4 + output % 4
     sums, from_above = tl.zeros((COLUMNS, 32), tl.float32), tl.zeros((COLUMNS, 32), tl.float32)
-    for pair in range(first - 1, stop + 1):
+    for step in range(COUNT + 2):
+        pair = first - 1 + step
         h = pair % half
         inside = (column >= 0) & (column < W) & (pair >= 0) & (pair < pairs)
         row0 = tl.load(x + pair * W * 2 * C, inside, 0.0)
@@ -71,7 +81,7 @@ def _output_conv_kernel(
         sums += tl.where(h > 0, tl.dot(row0, below_first), 0.0)  # now the sums of the pair before are complete
         total = tl.where(is_inside, tl.gather(sums, shifted, 0), 0.0)
         total = tl.sum(tl.reshape(total, (COLUMNS, 4, 8)), 1) + offset
-        tl.store(out + (pair - 1) * 8 * W, total.to(out.dtype.element_ty), kept & (pair > first))
+        tl.store(out + (pair - 1) * 8 * W, total.to(out.dtype.element_ty), kept & (pair > first) & (pair <= pairs))
         sums = tl.dot(row1, second_row, tl.dot(row0, first_row, from_above))
         from_above = tl.where(h + 1 < half, tl.dot(row1, above_second), 0.0)
 
@@ -86,16 +96,16 @@ def _output_conv_backward_kernel(
     bias_grad,
     slope,
     tiles,
-    count,
     half,
     W,
     C2: tl.constexpr,
     CHANNELS: tl.constexpr,
+    COUNT: tl.constexpr,
     COLUMNS: tl.constexpr,
     PARTS: tl.constexpr,
     SUM_BY_PRODUCT: tl.constexpr,
 ):
-    """Process `count` tiles of COLUMNS columns of a row pair. The caller sums gradients of taps and bias.
+    """Process COUNT tiles of COLUMNS columns of a row pair. The caller sums gradients of taps and bias.
 
     A row of the left factor holds the gradients of four rows and of three columns around a pixel. The four channels of
     these columns are contiguous in memory; a fourth column is there for the sake of powers of two.
@@ -109,18 +119,19 @@ def _output_conv_backward_kernel(
     taps_sum = tl.zeros((64, CHANNELS), tl.float32)
     bias_sum = tl.zeros((64 if SUM_BY_PRODUCT else 1, CHANNELS), tl.float32)
     ones = tl.full((64, COLUMNS), 1.0, x.dtype.element_ty)
-    for tile in range(program * count, tl.minimum(program * count + count, tiles)):
+    for step in range(COUNT):
+        tile = program * COUNT + step
         pair, start = tile // PARTS, tile % PARTS * COLUMNS
         out_row = pair % half * 2 - 1 + row
         at = (start + local) * 4 + offset
-        inside = (out_row >= 0) & (out_row < 2 * half) & (at >= 0) & (at < 4 * W) & (offset < 8)
+        inside = (out_row >= 0) & (out_row < 2 * half) & (at >= 0) & (at < 4 * W) & (offset < 8) & (tile < tiles)
         out_grad = tl.load(g + ((pair * 2 - 1 + row) * W * 4 + at), inside, 0.0)
         at = (pair * W + start + local) * C2 + channel
-        value = tl.load(x + at)
+        value = tl.load(x + at, tile < tiles, 0.0)
         grad = tl.dot(out_grad, kernel)
         grad = tl.where(value > 0, grad, slope * grad)
         rounded = grad.to(x_grad.dtype.element_ty)
-        tl.store(x_grad + at, rounded)
+        tl.store(x_grad + at, rounded, tile < tiles)
         if SUM_BY_PRODUCT:  # all 64 rows are the sum
             bias_sum = tl.dot(ones, rounded, bias_sum)
         else:
@@ -132,15 +143,23 @@ def _output_conv_backward_kernel(
 
 @triton.jit
 def _activation_backward_kernel(
-    g, y, out, bias_grad, slope, rows, count, CHANNELS: tl.constexpr, ROWS: tl.constexpr, UNROLL: tl.constexpr
+    g,
+    y,
+    out,
+    bias_grad,
+    slope,
+    rows,
+    CHANNELS: tl.constexpr,
+    COUNT: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """Process `count` blocks of ROWS pixels: the gradient before a leaky ReLU, and its sum over pixels."""
+    """Process COUNT blocks of ROWS pixels: the gradient before a leaky ReLU, and its sum over pixels."""
     program = tl.program_id(0)
     channel = tl.arange(0, CHANNELS)[None, :]
     local = tl.arange(0, ROWS)[:, None]
     sums = tl.zeros((ROWS, CHANNELS), tl.float32)
-    for block in tl.range(program * count, program * count + count, loop_unroll_factor=UNROLL):
-        row = block * ROWS + local
+    for step in tl.range(0, COUNT, loop_unroll_factor=2):
+        row = (program * COUNT + step) * ROWS + local
         at = row * CHANNELS + channel
         inside = row < rows
         grad = tl.load(g + at, inside, 0.0)
@@ -153,8 +172,9 @@ def _activation_backward_kernel(
 def output_conv(x: Tensor, weight: Tensor, bias: Tensor, launch: Launch | None = None) -> Tensor:
     """Compute `decoder_head.output_conv`."""
     N, channels, half, W = x.shape
-    C, pairs, (columns, count, num_warps, num_stages) = channels // 2, N * half, launch or FORWARD
-    columns = min(W, columns, 8192 // C)
+    launch = launch or FORWARD
+    C, pairs, count = channels // 2, N * half, launch.count
+    columns = min(W, launch.columns, 8192 // C)
     margin = int(columns < W)
     parts = -(-W // (columns - 2 * margin))
     taps = weight.permute(2, 1, 3, 0)  # row, input channel, column, output channel
@@ -170,14 +190,15 @@ def output_conv(x: Tensor, weight: Tensor, bias: Tensor, launch: Launch | None =
                 bias,
                 out,
                 pairs,
-                count,
                 half,
                 W,
                 C,
+                count,
                 columns,
                 margin,
-                num_warps=num_warps,
-                num_stages=num_stages,
+                num_warps=launch.num_warps,
+                num_stages=launch.num_stages,
+                maxnreg=launch.max_registers,
             )
     return out
 
@@ -187,8 +208,8 @@ def output_conv_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `decoder_head.output_conv_backward`."""
     N, channels, half, W = x.shape
-    columns, count, num_warps, num_stages = launch or BACKWARD
-    width, columns = min(channels, MAX_CHANNELS), min(W, columns)
+    launch = launch or BACKWARD
+    width, columns, count = min(channels, launch.channels), min(W, launch.columns), launch.count
     C, tiles = channels // 2, N * half * W // columns
     programs = -(-tiles // count)
     flipped = weight.flip(2, 3).permute(2, 3, 0, 1)  # row, column, output channel, input channel
@@ -208,16 +229,17 @@ def output_conv_backward(
                 bias_grad,
                 slope,
                 tiles,
-                count,
                 half,
                 W,
                 channels,
                 width,
+                count,
                 columns,
                 W // columns,
-                SUM_BY_PRODUCT,
-                num_warps=num_warps,
-                num_stages=num_stages,
+                launch.sum_by_product,
+                num_warps=launch.num_warps,
+                num_stages=launch.num_stages,
+                maxnreg=launch.max_registers,
             )
     taps_grad = taps_grad.sum(0)
     flipped = taps_grad[:3, :3, :, 0] + taps_grad[1:, :3, :, 1]
@@ -230,8 +252,8 @@ def activation_backward(
 ) -> tuple[Tensor, Tensor]:
     """Compute `decoder_head.activation_backward`."""
     rows, width = y.numel() // y.shape[1], y.shape[1]
-    columns, count, num_warps, num_stages = launch or ACTIVATION
-    block = max(1, columns * 128 // width)
+    launch = launch or ACTIVATION
+    block, count = max(1, launch.columns * 128 // width), launch.count
     programs = -(-rows // (block * count))
     out, bias_grad = torch.empty_like(y), y.new_empty(programs, width // channels, channels, dtype=torch.float32)
     if rows:
@@ -243,11 +265,11 @@ def activation_backward(
                 bias_grad,
                 slope,
                 rows,
-                count,
                 width,
+                count,
                 block,
-                UNROLL,
-                num_warps=num_warps,
-                num_stages=num_stages,
+                num_warps=launch.num_warps,
+                num_stages=launch.num_stages,
+                maxnreg=launch.max_registers,
             )
     return out, bias_grad.sum((0, 1)).to(y.dtype)
