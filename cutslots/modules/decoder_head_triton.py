@@ -197,7 +197,7 @@ def output_conv(x: Tensor, weight: Tensor, bias: Tensor, launch: Launch | None =
                 columns,
                 margin,
                 num_warps=launch.num_warps,
-                num_stages=launch.num_stages,
+                num_stages=launch.num_stages if C <= 64 else 1,  # shared memory holds no further stages
                 maxnreg=launch.max_registers,
             )
     return out

@@ -20,8 +20,9 @@ from typing import Annotated, NamedTuple
 
 from torch import Tensor, nn
 
-from cutslots.modules.base import PartModule, check_size, downcast_half, exportable, to_channels_last, upcast_half
+from cutslots.modules.base import PartModule, check_size, downcast_half, exportable, to_channels_last
 from cutslots.modules.decoder_head import FusedDecoderHead
+from cutslots.modules.mixing import mix
 from cutslots.modules.position import SoftPositionEmbedding
 from cutslots.registry import PartConfig, Range, Registry
 
@@ -57,9 +58,7 @@ class MixtureDecoder(Decoder):
         raise NotImplementedError
 
     def forward(self, slots: Tensor) -> DecoderOutput:
-        out = upcast_half(self.components(slots))
-        colors, masks = out[:, :, :3] / 2 + 0.5, out[:, :, 3].softmax(1)
-        return DecoderOutput(masks, (masks[:, :, None] * colors).sum(1), colors)
+        return DecoderOutput(*mix(self.components(slots)))
 
 
 @dataclass(frozen=True)
