@@ -24,7 +24,7 @@ class Launch(NamedTuple):
     """How the work of a kernel is divided."""
 
     columns: int  # of an image, in one step of a program
-    count: int  # steps of a program
+    steps: int  # of a program
     num_warps: int
     num_stages: int  # of the loop over steps: loads are that far ahead
     channels: int = 128  # of a program of the backward kernel, both row phases together
@@ -32,9 +32,9 @@ class Launch(NamedTuple):
     sum_by_product: bool = False  # sum over pixels on tensor cores instead of by shuffles
 
 
-FORWARD = Launch(columns=128, count=16, num_warps=8, num_stages=3)
-BACKWARD = Launch(columns=64, count=94, num_warps=8, num_stages=2, max_registers=128)
-ACTIVATION = Launch(columns=64, count=16, num_warps=8, num_stages=1)  # columns of 128 channels
+FORWARD = Launch(columns=128, steps=16, num_warps=8, num_stages=3)
+BACKWARD = Launch(columns=64, steps=94, num_warps=8, num_stages=2, max_registers=128)
+ACTIVATION = Launch(columns=64, steps=16, num_warps=8, num_stages=1)  # columns of 128 channels
 
 
 @triton.jit
@@ -47,16 +47,16 @@ def _output_conv_kernel(
     half,
     W,
     C: tl.constexpr,
-    COUNT: tl.constexpr,
+    STEPS: tl.constexpr,
     COLUMNS: tl.constexpr,
     MARGIN: tl.constexpr,
 ):
-    """Compute COUNT pairs of output rows. Each input row is loaded once and multiplied by the taps of all columns.
+    """Compute STEPS pairs of output rows. Each input row is loaded once and multiplied by the taps of all columns.
 
     The pair of rows above and the one below contribute one row each. Their products are added as the loop passes them.
     Columns are shifted afterwards: a product has a tap in each of its columns, for an output one column further.
     """
-    first = tl.program_id(0) * COUNT
+    first = tl.program_id(0) * STEPS
     local = tl.arange(0, COLUMNS)[:, None]
     column = tl.program_id(1) * (COLUMNS - 2 * MARGIN) - MARGIN + local
     channel, product = tl.arange(0, C), tl.arange(0, 32)
@@ -72,7 +72,7 @@ def _output_conv_kernel(
     x += column * 2 * C + channel[None, :]
     out += (output // 4 * W + column) * 4 + output % 4
     sums, from_above = tl.zeros((COLUMNS, 32), tl.float32), tl.zeros((COLUMNS, 32), tl.float32)
-    for step in range(COUNT + 2):
+    for step in range(STEPS + 2):
         pair = first - 1 + step
         h = pair % half
         inside = (column >= 0) & (column < W) & (pair >= 0) & (pair < pairs)
@@ -100,12 +100,12 @@ def _output_conv_backward_kernel(
     W,
     C2: tl.constexpr,
     CHANNELS: tl.constexpr,
-    COUNT: tl.constexpr,
+    STEPS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PARTS: tl.constexpr,
     SUM_BY_PRODUCT: tl.constexpr,
 ):
-    """Process COUNT tiles of COLUMNS columns of a row pair. The caller sums gradients of taps and bias.
+    """Process STEPS tiles of COLUMNS columns of a row pair. The caller sums gradients of taps and bias.
 
     A row of the left factor holds the gradients of four rows and of three columns around a pixel. The four channels of
     these columns are contiguous in memory; a fourth column is there for the sake of powers of two.
@@ -119,8 +119,8 @@ def _output_conv_backward_kernel(
     taps_sum = tl.zeros((64, CHANNELS), tl.float32)
     bias_sum = tl.zeros((64 if SUM_BY_PRODUCT else 1, CHANNELS), tl.float32)
     ones = tl.full((64, COLUMNS), 1.0, x.dtype.element_ty)
-    for step in range(COUNT):
-        tile = program * COUNT + step
+    for step in range(STEPS):
+        tile = program * STEPS + step
         pair, start = tile // PARTS, tile % PARTS * COLUMNS
         out_row = pair % half * 2 - 1 + row
         at = (start + local) * 4 + offset
@@ -150,16 +150,16 @@ def _activation_backward_kernel(
     slope,
     rows,
     CHANNELS: tl.constexpr,
-    COUNT: tl.constexpr,
+    STEPS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Process COUNT blocks of ROWS pixels: the gradient before a leaky ReLU, and its sum over pixels."""
+    """Process STEPS blocks of ROWS pixels: the gradient before a leaky ReLU, and its sum over pixels."""
     program = tl.program_id(0)
     channel = tl.arange(0, CHANNELS)[None, :]
     local = tl.arange(0, ROWS)[:, None]
     sums = tl.zeros((ROWS, CHANNELS), tl.float32)
-    for step in tl.range(0, COUNT, loop_unroll_factor=2):
-        row = (program * COUNT + step) * ROWS + local
+    for step in tl.range(0, STEPS, loop_unroll_factor=2):
+        row = (program * STEPS + step) * ROWS + local
         at = row * CHANNELS + channel
         inside = row < rows
         grad = tl.load(g + at, inside, 0.0)
@@ -173,7 +173,7 @@ def output_conv(x: Tensor, weight: Tensor, bias: Tensor, launch: Launch | None =
     """Compute `decoder_head.output_conv`."""
     N, channels, half, W = x.shape
     launch = launch or FORWARD
-    C, pairs, count = channels // 2, N * half, launch.count
+    C, pairs, steps = channels // 2, N * half, launch.steps
     columns = min(W, launch.columns, 8192 // C)
     margin = int(columns < W)
     parts = -(-W // (columns - 2 * margin))
@@ -184,7 +184,7 @@ def output_conv(x: Tensor, weight: Tensor, bias: Tensor, launch: Launch | None =
     out = torch.empty((N, 4, 2 * half, W), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     if pairs:
         with device_of(x):
-            _output_conv_kernel[(-(-pairs // count), parts)](
+            _output_conv_kernel[(-(-pairs // steps), parts)](
                 x,
                 products,
                 bias,
@@ -193,7 +193,7 @@ def output_conv(x: Tensor, weight: Tensor, bias: Tensor, launch: Launch | None =
                 half,
                 W,
                 C,
-                count,
+                steps,
                 columns,
                 margin,
                 num_warps=launch.num_warps,
@@ -209,9 +209,9 @@ def output_conv_backward(
     """Compute `decoder_head.output_conv_backward`."""
     N, channels, half, W = x.shape
     launch = launch or BACKWARD
-    width, columns, count = min(channels, launch.channels), min(W, launch.columns), launch.count
+    width, columns, steps = min(channels, launch.channels), min(W, launch.columns), launch.steps
     C, tiles = channels // 2, N * half * W // columns
-    programs = -(-tiles // count)
+    programs = -(-tiles // steps)
     flipped = weight.flip(2, 3).permute(2, 3, 0, 1)  # row, column, output channel, input channel
     taps = x.new_zeros(4, 4, 4, 2, C)  # row of four, column (the last unused), output channel, row phase, input channel
     taps[:3, :3, :, 0] = flipped
@@ -233,7 +233,7 @@ def output_conv_backward(
                 W,
                 channels,
                 width,
-                count,
+                steps,
                 columns,
                 W // columns,
                 launch.sum_by_product,
@@ -253,8 +253,8 @@ def activation_backward(
     """Compute `decoder_head.activation_backward`."""
     rows, width = y.numel() // y.shape[1], y.shape[1]
     launch = launch or ACTIVATION
-    block, count = max(1, launch.columns * 128 // width), launch.count
-    programs = -(-rows // (block * count))
+    block, steps = max(1, launch.columns * 128 // width), launch.steps
+    programs = -(-rows // (block * steps))
     out, bias_grad = torch.empty_like(y), y.new_empty(programs, width // channels, channels, dtype=torch.float32)
     if rows:
         with device_of(y):
@@ -266,7 +266,7 @@ def activation_backward(
                 slope,
                 rows,
                 width,
-                count,
+                steps,
                 block,
                 num_warps=launch.num_warps,
                 num_stages=launch.num_stages,
