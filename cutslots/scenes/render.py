@@ -1,5 +1,7 @@
 """Ray casting of a batch of scenes: images, masks and pixel counts, in plain torch on any device.
 
+On CUDA the kernels of `render_triton` do the same in one pass; the code here is their reference.
+
 - The mask of a pixel is what the ray through its centre hits.
 - The color of a pixel is the mean of four more rays. Each has its own point on the key light, which gives soft shadows.
 - Rays and objects are paired by bounding balls first. Only these pairs are intersected. All hits are shaded at once.
@@ -13,6 +15,7 @@ Vectors have their components first. Shapes: S scenes (one frame each), n rays o
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,12 +29,19 @@ from cutslots.scenes import materials, shapes
 from cutslots.scenes.scene_batch import Camera, SceneBatch
 from cutslots.scenes.shapes import dot
 
+try:
+    from cutslots.scenes import render_triton as kernels
+except ImportError:  # Triton comes with the CUDA builds of torch
+    kernels = None  # type: ignore[assignment]
+
 # Offsets of the color samples from the centre of a pixel, in pixels.
 SAMPLES = ((-0.125, -0.375), (0.375, -0.125), (0.125, 0.375), (-0.375, 0.125))
 
 LIGHT_RADIUS = 0.7
 
-PIXELS_PER_CHUNK = {"cpu": 16 * 64**2, "cuda": 128 * 128**2}
+PIXELS_PER_CHUNK = {"cpu": 16 * 64**2, "cuda": 128 * 128**2}  # in torch
+
+PIXELS_PER_LAUNCH = 2**28  # of the kernels, which need no memory but their results: at most 2 GiB of them at once
 
 
 @dataclass
@@ -93,16 +103,28 @@ def count_visible_pixels(scenes: SceneBatch, size: int) -> Tensor:
     counts = [torch.zeros(0, scenes.shape.shape[1], dtype=torch.long, device=scenes.count.device)]
     with torch.no_grad():
         for frames in _chunks(scenes, size**2 // 4, scenes.count.device):
-            _, surface, _, _ = _first_hit(frames, _camera_rays(frames, (size, size), ((0.0, 0.0),)), count=0)
-            counts.append(_count_pixels(frames, surface))
+            counts.append(_count_first_hits(frames, size))
     return torch.cat(counts).unflatten(0, scenes.position.shape[:2])
+
+
+def _count_first_hits(batch: FrameBatch, size: int) -> Tensor:
+    """Return how many of size x size pixels show each object (S, K)."""
+    if _has_kernels(batch.eye.device):
+        return kernels.count_visible_pixels(batch, (size, size))
+    _, surface, _, _ = _first_hit(batch, _camera_rays(batch, (size, size), ((0.0, 0.0),)), count=0)
+    return _count_pixels(batch, surface)
+
+
+def _has_kernels(device: torch.device) -> bool:
+    return kernels is not None and kernels.is_supported(device)
 
 
 def _chunks(scenes: SceneBatch, pixels: int, device: torch.device) -> Iterator[FrameBatch]:
     """Yield all frames of all scenes on the device, as many at once as it renders well."""
     (B, F), home = scenes.position.shape[:2], scenes.count.device
     rows, frames = torch.arange(B, device=home).repeat_interleave(F), torch.arange(F, device=home).repeat(B)
-    step = max(1, PIXELS_PER_CHUNK.get(device.type, 1) // pixels)
+    at_once = PIXELS_PER_LAUNCH if _has_kernels(device) else PIXELS_PER_CHUNK.get(device.type, 1)
+    step = max(1, at_once // pixels)
     for i in range(0, B * F, step):
         batch = _frames(scenes, rows[i : i + step], frames[i : i + step])
         yield FrameBatch(**{name: value.to(device) for name, value in vars(batch).items()})
@@ -145,6 +167,8 @@ def _frames(scenes: SceneBatch, rows: Tensor, frames: Tensor) -> FrameBatch:
 
 def _render(batch: FrameBatch, image_size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the fields of `Rendered` for one frame of each scene, (S, ...)."""
+    if _has_kernels(batch.eye.device):
+        return kernels.render(batch, image_size, _sample_table(batch.eye.device))
     S, n = batch.eye.shape[1], math.prod(image_size)
     rays = _camera_rays(batch, image_size, ((0.0, 0.0), *SAMPLES))
     distance, surface, normal, unoccluded = _first_hit(batch, rays, count=n)
@@ -275,10 +299,22 @@ def _shade(batch: FrameBatch, rays: Rays, distance: Tensor, surface: Tensor, nor
 
 def _key_light_samples(batch: FrameBatch, n: int) -> Tensor:
     """Return the point on the key light (3, S, n) for each of n rays, which are ordered by sample."""
+    offset = _key_light_offsets(batch.eye.device)
+    return (batch.key_light[..., None] + offset[:, None]).repeat_interleave(n // len(SAMPLES), 2)
+
+
+def _key_light_offsets(device: torch.device) -> Tensor:
+    """Return the point on the key light (3, samples) for each sample, relative to its centre."""
     angles = [2 * math.pi * (i + 0.5) / len(SAMPLES) for i in range(len(SAMPLES))]
-    offset = batch.eye.new_tensor([[f(a) for a in angles] for f in (math.cos, math.sin, lambda _: 0.0)])
-    points = batch.key_light[..., None] + LIGHT_RADIUS * offset[:, None]
-    return points.repeat_interleave(n // len(SAMPLES), 2)
+    rows = [[f(a) for a in angles] for f in (math.cos, math.sin, lambda _: 0.0)]
+    return LIGHT_RADIUS * torch.tensor(rows, dtype=torch.float32, device=device)
+
+
+@functools.cache
+def _sample_table(device: torch.device) -> Tensor:
+    """Return the offset of each sample in pixels and that of its point on the key light, (samples, 4)."""
+    pixels = torch.tensor(SAMPLES, dtype=torch.float32, device=device)
+    return torch.cat([pixels, _key_light_offsets(device)[:2].T], 1).contiguous()
 
 
 def _surface_properties(
