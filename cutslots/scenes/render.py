@@ -26,7 +26,7 @@ from torch import Tensor
 
 from cutslots.devices import resolve_device
 from cutslots.scenes import materials, shapes
-from cutslots.scenes.scene_batch import Camera, SceneBatch
+from cutslots.scenes.scene_batch import Camera, Layout, SceneBatch, tensor
 from cutslots.scenes.shapes import dot
 
 try:
@@ -45,8 +45,8 @@ PIXELS_PER_LAUNCH = 2**28  # of the kernels, which need no memory but their resu
 
 
 @dataclass
-class FrameBatch:
-    """One frame of each of S scenes as tensors. `SceneBatch` describes the fields."""
+class FrameLayout:
+    """One frame of the layouts of S scenes as tensors. `Layout` describes the fields."""
 
     eye: Tensor  # (3, S)
     view: Tensor  # (3, 3, S) vectors to the right border, to the lower border, forward
@@ -56,6 +56,12 @@ class FrameBatch:
     radius: Tensor  # (S, K) of the bounding ball
     centre: Tensor  # (3, S, K)
     rotation: Tensor  # (3, 3, S, K)
+
+
+@dataclass
+class FrameBatch(FrameLayout):
+    """One frame of each of S scenes as tensors. `SceneBatch` describes the fields."""
+
     material: Tensor  # (S, K + 1)
     palette: Tensor  # (3 colors, 3, S, K + 1)
     finish: Tensor  # (6, S, K + 1)
@@ -85,7 +91,10 @@ def render(scenes: SceneBatch, image_size: tuple[int, int], device: torch.device
     scenes = scenes.to(device if device.type == "cuda" else "cpu")  # others may have no float64
     B, F = scenes.position.shape[:2]
     with torch.no_grad():
-        done = [_render(frames, image_size) for frames in _chunks(scenes, math.prod(image_size), device)]
+        done = [
+            _render(_to(_frames(scenes, *at), device), image_size)
+            for at in _chunks(scenes, math.prod(image_size), device)
+        ]
     if not done:
         K = scenes.shape.shape[1]
         image = torch.zeros(B, F, 3, *image_size, dtype=torch.uint8, device=device)
@@ -94,7 +103,7 @@ def render(scenes: SceneBatch, image_size: tuple[int, int], device: torch.device
     return Rendered(*(torch.cat(part).unflatten(0, (B, F)) for part in zip(*done, strict=True)))
 
 
-def count_visible_pixels(scenes: SceneBatch, size: int) -> Tensor:
+def count_visible_pixels(scenes: Layout, size: int) -> Tensor:
     """Return how many of size x size pixels show each object (B, F, K).
 
     The size is a power of two, so that every device accepts the same scenes: on CUDA torch divides by a number by
@@ -102,12 +111,12 @@ def count_visible_pixels(scenes: SceneBatch, size: int) -> Tensor:
     """
     counts = [torch.zeros(0, scenes.shape.shape[1], dtype=torch.long, device=scenes.count.device)]
     with torch.no_grad():
-        for frames in _chunks(scenes, size**2 // 4, scenes.count.device):
-            counts.append(_count_first_hits(frames, size))
+        for at in _chunks(scenes, size**2 // 4, scenes.count.device):
+            counts.append(_count_first_hits(_layouts(scenes, *at), size))
     return torch.cat(counts).unflatten(0, scenes.position.shape[:2])
 
 
-def _count_first_hits(batch: FrameBatch, size: int) -> Tensor:
+def _count_first_hits(batch: FrameLayout, size: int) -> Tensor:
     """Return how many of size x size pixels show each object (S, K)."""
     if _has_kernels(batch.eye.device):
         return kernels.count_visible_pixels(batch, (size, size))
@@ -119,49 +128,59 @@ def _has_kernels(device: torch.device) -> bool:
     return kernels is not None and kernels.is_supported(device)
 
 
-def _chunks(scenes: SceneBatch, pixels: int, device: torch.device) -> Iterator[FrameBatch]:
-    """Yield all frames of all scenes on the device, as many at once as it renders well."""
+def _chunks(scenes: Layout, pixels: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield rows and frames of all frames of all scenes, as many at once as the device renders well."""
     (B, F), home = scenes.position.shape[:2], scenes.count.device
     rows, frames = torch.arange(B, device=home).repeat_interleave(F), torch.arange(F, device=home).repeat(B)
     at_once = PIXELS_PER_LAUNCH if _has_kernels(device) else PIXELS_PER_CHUNK.get(device.type, 1)
     step = max(1, at_once // pixels)
     for i in range(0, B * F, step):
-        batch = _frames(scenes, rows[i : i + step], frames[i : i + step])
-        yield FrameBatch(**{name: value.to(device) for name, value in vars(batch).items()})
+        yield rows[i : i + step], frames[i : i + step]
 
 
-def _count_pixels(batch: FrameBatch, surface: Tensor) -> Tensor:
+def _to(batch: FrameBatch, device: torch.device) -> FrameBatch:
+    return FrameBatch(**{name: value.to(device) for name, value in vars(batch).items()})
+
+
+def _count_pixels(batch: FrameLayout, surface: Tensor) -> Tensor:
     """Return how many rays of surface (S, n) hit each object (S, K)."""
     return torch.stack([(surface == k + 1).sum(1) for k in range(batch.shape.shape[1])], 1)
 
 
-def _frames(scenes: SceneBatch, rows: Tensor, frames: Tensor) -> FrameBatch:
-    """Return frame frames[i] of scene rows[i], for every i."""
+def _put(x: Tensor, leading: int = 0) -> Tensor:
+    """Convert to float32, with the last `leading` axes first."""
+    axes = [*range(x.ndim - leading, x.ndim), *range(x.ndim - leading)]
+    return x.permute(axes).to(torch.float32).contiguous()
 
-    def put(x: Tensor, leading: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Convert, with the last `leading` axes first."""
-        axes = [*range(x.ndim - leading, x.ndim), *range(x.ndim - leading)]
-        return x.permute(axes).to(dtype).contiguous()
 
+def _layouts(scenes: Layout, rows: Tensor, frames: Tensor) -> FrameLayout:
+    """Return the layout of frame frames[i] of scene rows[i], for every i."""
     shape, size = scenes.shape[rows], scenes.size[rows]
     camera = Camera(scenes.camera[rows], scenes.target[rows])
-    outer_radius = torch.from_numpy(shapes.OUTER_RADIUS).to(size.device)[shape]
+    outer_radius = tensor(shapes.OUTER_RADIUS, size.device)[shape]
     view = torch.stack([camera.right * camera.half_width, camera.down * camera.half_width, camera.forward], 1)
-    return FrameBatch(
-        eye=put(camera.eye, 1),
-        view=put(view, 2),
+    return FrameLayout(
+        eye=_put(camera.eye, 1),
+        view=_put(view, 2),
         present=torch.arange(shape.shape[1], device=size.device) < scenes.count[rows, None],
         shape=shape,
-        size=put(size),
-        radius=put(outer_radius * size * 1.001),
-        centre=put(scenes.position[rows, frames], 1),
-        rotation=put(scenes.rotation[rows, frames], 2),
+        size=_put(size),
+        radius=_put(outer_radius * size * 1.001),
+        centre=_put(scenes.position[rows, frames], 1),
+        rotation=_put(scenes.rotation[rows, frames], 2),
+    )
+
+
+def _frames(scenes: SceneBatch, rows: Tensor, frames: Tensor) -> FrameBatch:
+    """Return frame frames[i] of scene rows[i], for every i."""
+    return FrameBatch(
+        **vars(_layouts(scenes, rows, frames)),
         material=scenes.material[rows],
-        palette=put(scenes.palette[rows], 2),
-        finish=put(scenes.finish[rows], 1),
-        key_light=put(scenes.key_light[rows], 1),
-        fill_light=put(scenes.fill_light[rows], 1),
-        light_strength=put(scenes.light_strength[rows], 1),
+        palette=_put(scenes.palette[rows], 2),
+        finish=_put(scenes.finish[rows], 1),
+        key_light=_put(scenes.key_light[rows], 1),
+        fill_light=_put(scenes.fill_light[rows], 1),
+        light_strength=_put(scenes.light_strength[rows], 1),
     )
 
 
@@ -182,7 +201,7 @@ def _render(batch: FrameBatch, image_size: tuple[int, int]) -> tuple[Tensor, Ten
     return image, label, _count_pixels(batch, mask), unoccluded
 
 
-def _camera_rays(batch: FrameBatch, image_size: tuple[int, int], samples: tuple[tuple[float, float], ...]) -> Rays:
+def _camera_rays(batch: FrameLayout, image_size: tuple[int, int], samples: tuple[tuple[float, float], ...]) -> Rays:
     """Return rays (3, S, n) through each pixel, sample by sample.
 
     A sample (x, y) is an offset in pixels to the right of and below the centre of each pixel.
@@ -199,7 +218,7 @@ def _camera_rays(batch: FrameBatch, image_size: tuple[int, int], samples: tuple[
     return Rays(batch.eye[..., None], d / dot(d, d).sqrt())
 
 
-def _pair_by_bounds(batch: FrameBatch, rays: Rays) -> tuple[Tensor, Tensor, Tensor]:
+def _pair_by_bounds(batch: FrameLayout, rays: Rays) -> tuple[Tensor, Tensor, Tensor]:
     """Return the (scene, ray, object) triples whose ray hits the bounding ball of the object."""
     c, o, d = batch.centre[:, :, None], rays.origin[..., None], rays.direction[..., None]
     along = dot(c, d) - dot(o, d)
@@ -210,7 +229,7 @@ def _pair_by_bounds(batch: FrameBatch, rays: Rays) -> tuple[Tensor, Tensor, Tens
     return scene, ray, obj
 
 
-def _intersect(batch: FrameBatch, rays: Rays, scene: Tensor, ray: Tensor, obj: Tensor) -> tuple[Tensor, Tensor]:
+def _intersect(batch: FrameLayout, rays: Rays, scene: Tensor, ray: Tensor, obj: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distance (m,) from each ray's origin to its object, and the normal (3, m) in object axes."""
     object_index, ray_index = scene * batch.shape.shape[1] + obj, scene * rays.direction.shape[2] + ray
     rotation, size = _gather(batch.rotation, object_index), _gather(batch.size, object_index)
@@ -243,7 +262,7 @@ def _rotate_back(rotation: Tensor, x: Tensor) -> Tensor:
     return rotation[0] * x[0] + rotation[1] * x[1] + rotation[2] * x[2]
 
 
-def _first_hit(batch: FrameBatch, rays: Rays, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _first_hit(batch: FrameLayout, rays: Rays, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Find the first surface that each ray hits.
 
     Returns its distance (S, n), its index (S, n; 0 is the ground), its normal in object axes (3, S, n), and how many of
@@ -376,7 +395,7 @@ def _pattern(
     return materials.Pattern(pattern.second[:m], pattern.third[:m], height), slope.clamp(-40, 40)
 
 
-def _unshadowed(batch: FrameBatch, point: Tensor, normal: Tensor, light: Tensor) -> Tensor:
+def _unshadowed(batch: FrameLayout, point: Tensor, normal: Tensor, light: Tensor) -> Tensor:
     """Return 1 where the light is visible from the point and 0 in shadow, (S, n)."""
     to_light = light - point
     distance = dot(to_light, to_light).sqrt()
@@ -389,7 +408,7 @@ def _unshadowed(batch: FrameBatch, point: Tensor, normal: Tensor, light: Tensor)
     return 1 - shadow.scatter_reduce(0, flat, blocked, "amax").reshape(distance.shape)
 
 
-def _visible_sky(batch: FrameBatch, point: Tensor, normal: Tensor) -> Tensor:
+def _visible_sky(batch: FrameLayout, point: Tensor, normal: Tensor) -> Tensor:
     """Return the share (S, n) of the sky not covered by bounding balls: ambient occlusion, dark where objects touch."""
     share = torch.ones_like(point[0])
     for k in range(batch.shape.shape[1]):

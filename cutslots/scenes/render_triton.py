@@ -8,7 +8,7 @@ A program skips objects whose bounding ball no ray of its tile hits, and materia
 keeps everything in registers: the kernels need no memory but their results, and the host waits for nothing. Loops over
 objects are `while` loops, because Triton's interpreter takes no bounds from memory for `range`.
 
-Scenes are rows of three tables in float32: the camera and the lights, the objects, and the surfaces.
+Scenes are rows of four tables in float32: camera, lights, objects and surfaces.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ from cutslots.scenes.shapes_triton import (
 )
 
 if TYPE_CHECKING:
-    from cutslots.scenes.render import FrameBatch
+    from cutslots.scenes.render import FrameBatch, FrameLayout
 
 TILE_H, TILE_W = 8, 8  # the pixels of a program
 NUM_WARPS = 1  # of a program; in one warp, reductions over a tile need no shared memory
 
-CAMERA_COLUMNS = tl.constexpr(
-    24
-)  # eye (3), view (9), key light (3), fill light (3), strengths (3), objects, 2 not used
-KEY, FILL, STRENGTH, COUNT = tl.constexpr(12), tl.constexpr(15), tl.constexpr(18), tl.constexpr(21)
+CAMERA_COLUMNS, COUNT = tl.constexpr(13), tl.constexpr(12)  # eye (3), view (9), number of objects
+LIGHT_COLUMNS = tl.constexpr(9)  # key light (3), fill light (3), strengths (3)
+FILL, STRENGTH = tl.constexpr(3), tl.constexpr(6)
 COLUMNS = tl.constexpr(OBJECT_COLUMNS)
 SURFACE_COLUMNS = tl.constexpr(16)  # three colors (9), finish (6), material
 FINISH, MATERIAL = tl.constexpr(9), tl.constexpr(15)
@@ -188,7 +187,7 @@ def _add_light(color, albedo, diffuse, specular, metal):
 
 @triton.jit
 def _shade(
-    camera, objects, surfaces, planes, atlas, count, surface, inside, px, py, pz, nx, ny, nz, dx, dy, dz, kx, ky
+    lights, objects, surfaces, planes, atlas, count, surface, inside, px, py, pz, nx, ny, nz, dx, dy, dz, kx, ky
 ):
     """Return the linear color of points whose point on the key light is (kx, ky) away from its centre."""
     red, green, blue, nx, ny, nz, gloss, metal = _surface_properties(
@@ -198,21 +197,21 @@ def _shade(
     away = dot(nx, ny, nz, dx, dy, dz) > 0
     nx, ny, nz = tl.where(away, -nx, nx), tl.where(away, -ny, ny), tl.where(away, -nz, nz)
 
-    kx, ky, kz = tl.load(camera + KEY) + kx, tl.load(camera + KEY + 1) + ky, tl.load(camera + KEY + 2)
+    kx, ky, kz = tl.load(lights) + kx, tl.load(lights + 1) + ky, tl.load(lights + 2)
     x, y, z = kx - px, ky - py, kz - pz
     distance = tl.sqrt_rn(dot(x, y, z, x, y, z))
     x, y, z = tl.div_rn(x, distance), tl.div_rn(y, distance), tl.div_rn(z, distance)
     start_x, start_y, start_z = px + 2e-3 * nx, py + 2e-3 * ny, pz + 2e-3 * nz
     blocked = _is_blocked(objects, planes, count, inside, start_x, start_y, start_z, x, y, z, distance)
-    key = tl.where(blocked, 0.0, tl.load(camera + STRENGTH))
+    key = tl.where(blocked, 0.0, tl.load(lights + STRENGTH))
     sky = _visible_sky(objects, count, px, py, pz, nx, ny, nz)
-    ambient = tl.load(camera + STRENGTH + 2) * (0.7 + 0.3 * nz) * sky
+    ambient = tl.load(lights + STRENGTH + 2) * (0.7 + 0.3 * nz) * sky
     diffuse, specular = _light(kx, ky, kz, key, px, py, pz, nx, ny, nz, dx, dy, dz, gloss, metal)
     r = _add_light(red * ambient, red, diffuse, specular, metal)
     g = _add_light(green * ambient, green, diffuse, specular, metal)
     b = _add_light(blue * ambient, blue, diffuse, specular, metal)
-    fx, fy, fz = tl.load(camera + FILL), tl.load(camera + FILL + 1), tl.load(camera + FILL + 2)
-    fill = tl.load(camera + STRENGTH + 1)
+    fx, fy, fz = tl.load(lights + FILL), tl.load(lights + FILL + 1), tl.load(lights + FILL + 2)
+    fill = tl.load(lights + STRENGTH + 1)
     diffuse, specular = _light(fx, fy, fz, fill, px, py, pz, nx, ny, nz, dx, dy, dz, gloss, metal)
     r = _add_light(r, red, diffuse, specular, metal)
     g = _add_light(g, green, diffuse, specular, metal)
@@ -244,6 +243,7 @@ def _store_byte(pointer, color, inside):
 @triton.jit
 def _render_kernel(
     cameras,
+    lights,
     objects,
     surfaces,
     planes,
@@ -262,7 +262,7 @@ def _render_kernel(
     scene, row, column = _tile(H, W, TILE_H, TILE_W)
     inside, pixel, side = (row < H) & (column < W), row * W + column, tl.maximum(H, W)
     camera, objects = cameras + scene * CAMERA_COLUMNS, objects + scene * K * COLUMNS
-    surfaces += scene * (K + 1) * SURFACE_COLUMNS
+    lights, surfaces = lights + scene * LIGHT_COLUMNS, surfaces + scene * (K + 1) * SURFACE_COLUMNS
     count, size = tl.load(camera + COUNT).to(tl.int32), side.to(tl.float32)
     ox, oy, oz = tl.load(camera), tl.load(camera + 1), tl.load(camera + 2)
     x, y = (column + (side - W) // 2).to(tl.float32) + 0.5, (row + (side - H) // 2).to(tl.float32) + 0.5
@@ -283,7 +283,7 @@ def _render_kernel(
         px, py, pz = ox + t * dx, oy + t * dy, oz + t * dz
         kx, ky = tl.load(sample + 2), tl.load(sample + 3)
         r, g, b = _shade(
-            camera, objects, surfaces, planes, atlas, count, surface, inside, px, py, pz, nx, ny, nz, dx, dy, dz, kx, ky
+            lights, objects, surfaces, planes, atlas, count, surface, inside, px, py, pz, nx, ny, nz, dx, dy, dz, kx, ky
         )
         red, green, blue = (
             red + tl.where(i < 2, r, 0.0),
@@ -319,13 +319,13 @@ def render(batch: FrameBatch, image_size: tuple[int, int], samples: Tensor) -> t
     (S, K), device = batch.shape.shape, batch.eye.device
     image, mask = (torch.empty(*n, *image_size, dtype=torch.uint8, device=device) for n in ((S, 3), (S,)))
     visible, unoccluded = torch.zeros(2, S, K, dtype=torch.long, device=device)
-    tables = _camera_table(batch), _object_table(batch), _surface_table(batch), plane_table(device)
+    tables = _camera_table(batch), _light_table(batch), _object_table(batch), _surface_table(batch), plane_table(device)
     atlas = materials.noise(device).volume
     _launch(_render_kernel, S, image_size, *tables, samples, atlas, image, mask, visible, unoccluded, K)
     return image, mask, visible, unoccluded
 
 
-def count_visible_pixels(batch: FrameBatch, image_size: tuple[int, int]) -> Tensor:
+def count_visible_pixels(batch: FrameLayout, image_size: tuple[int, int]) -> Tensor:
     """Return how many pixels show each object (S, K)."""
     (S, K), device = batch.shape.shape, batch.eye.device
     visible = torch.zeros(S, K, dtype=torch.long, device=device)
@@ -343,14 +343,17 @@ def _launch(kernel: Any, S: int, image_size: tuple[int, int], cameras: Tensor, *
             kernel[(tiles,)](cameras, *args, *image_size, TILE_H, TILE_W, **options)
 
 
-def _camera_table(batch: FrameBatch) -> Tensor:
-    """Return the camera, the lights and the number of objects of each scene (S, CAMERA_COLUMNS)."""
-    count = batch.present.sum(1, keepdim=True).float().T
-    parts = [batch.eye, batch.view.flatten(0, 1), batch.key_light, batch.fill_light, batch.light_strength, count]
-    return torch.cat([*parts, count, count]).T.contiguous()
+def _camera_table(batch: FrameLayout) -> Tensor:
+    """Return the camera and the number of objects of each scene (S, CAMERA_COLUMNS)."""
+    return torch.cat([batch.eye, batch.view.flatten(0, 1), batch.present.sum(1)[None].float()]).T.contiguous()
 
 
-def _object_table(batch: FrameBatch) -> Tensor:
+def _light_table(batch: FrameBatch) -> Tensor:
+    """Return the lights of each scene (S, LIGHT_COLUMNS)."""
+    return torch.cat([batch.key_light, batch.fill_light, batch.light_strength]).T.contiguous()
+
+
+def _object_table(batch: FrameLayout) -> Tensor:
     """Return the objects of each scene (S, K, OBJECT_COLUMNS)."""
     shape = batch.shape.float()
     rest = torch.stack([batch.size, batch.radius, shape, shape])

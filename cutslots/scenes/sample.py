@@ -14,7 +14,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -22,7 +22,12 @@ from torch import Tensor
 
 from cutslots.scenes import materials, physics, render, shapes
 from cutslots.scenes.physics import CANDIDATES
-from cutslots.scenes.scene_batch import Camera, SceneBatch
+from cutslots.scenes.scene_batch import Camera, Layout, SceneBatch, tensor
+
+try:
+    from cutslots.scenes import sample_triton as kernels
+except ImportError:  # Triton comes with the CUDA builds of torch
+    kernels = None  # type: ignore[assignment]
 
 SPLITS = ("train", "val", "test")
 
@@ -40,7 +45,9 @@ MIN_VISIBLE_FRAMES = 6
 
 MAX_ATTEMPTS = 1000  # per scene
 
-ATTEMPTS_PER_BATCH = 64  # the last scenes of a batch share these
+# The scenes that are left share this many attempts at once, up to MAX_TRIES each. A GPU needs few batches rather than
+# few attempts.
+ATTEMPTS_PER_BATCH, MAX_TRIES = {"cpu": 64, "cuda": 4096}, {"cpu": 8, "cuda": 16}
 
 
 # CLEVR's eight colors, in sRGB.
@@ -97,10 +104,20 @@ class HashRNG:
         key = _mix(key + indices * _signed(0x9E3779B97F4A7C15))
         self.key = _mix(key + attempt * _signed(0xD1B54A32D192ED03))
 
+    @classmethod
+    def from_keys(cls, key: Tensor) -> Self:
+        """Return the random numbers of addresses by their hashes (B,)."""
+        rng = cls.__new__(cls)
+        rng.key = key
+        return rng
+
     def __call__(self, name: str, *shape: int) -> Tensor:
         """Return uniform numbers in [0, 1) of shape (B, *shape)."""
+        number = _signed(zlib.crc32(name.encode()) * 0x2545F4914F6CDD1D)
+        if kernels is not None and kernels.is_supported(self.key.device):
+            return kernels.uniform(self.key, number, math.prod(shape)).reshape(len(self.key), *shape)
         counter = torch.arange(1, math.prod(shape) + 1, device=self.key.device)
-        stream = _mix(self.key ^ _signed(zlib.crc32(name.encode()) * 0x2545F4914F6CDD1D))
+        stream = _mix(self.key ^ number)
         bits = _mix(stream[:, None] + counter * _signed(0x9E3779B97F4A7C15))
         return (_shift(bits, 11).double() * 2.0**-53).reshape(len(self.key), *shape)
 
@@ -112,11 +129,6 @@ class HashRNG:
         """Return options of shape (B, *shape), each equally likely."""
         number = (self(name, *shape) * len(options)).long()
         return tensor(options, self.key.device)[number]
-
-
-def tensor(values: Any, device: torch.device) -> Tensor:
-    """Return numbers as int64 or float64."""
-    return torch.as_tensor(np.asarray(values)).to(device)
 
 
 def _signed(x: int) -> int:
@@ -153,24 +165,28 @@ def sample_scenes(
     An invalid scene is sampled again, independently of the others.
     """
     index = np.asarray(indices, dtype=np.int64).reshape(-1)
-    device = device if torch.device(device).type == "cuda" else "cpu"  # others may have no float64
+    device = torch.device(device if torch.device(device).type == "cuda" else "cpu")  # others may have no float64
     at = torch.from_numpy(index).to(device)
     # All attempts at a scene have the same number of objects. Otherwise crowded scenes would be rare.
     low, high = num_objects
     count = HashRNG(family, split, seed, at, 0 * at).choice("count", range(low, high + 1))
     remaining, attempt = np.arange(len(index)), 0
-    accepted: list[SceneBatch] = []
+    accepted: list[Layout] = []
+    keys: list[Tensor] = []  # of the accepted attempts
     accepted_rows: list[np.ndarray] = []
     while len(remaining) or not accepted:
         # The last few scenes make several attempts at once; the first valid attempt counts.
-        tries = int(np.clip(ATTEMPTS_PER_BATCH // max(len(remaining), 1), 1, 8))
-        rows, attempts = np.repeat(remaining, tries), attempt + np.tile(np.arange(tries), len(remaining))
-        row, number = torch.from_numpy(rows).to(device), torch.from_numpy(attempts).to(device)
-        scenes, is_valid = _attempt(family, HashRNG(family, split, seed, at[row], number), count[row])
+        tries = ATTEMPTS_PER_BATCH[device.type] // max(len(remaining), 1)
+        tries = min(max(tries, 1), MAX_TRIES[device.type])
+        row = torch.from_numpy(remaining).to(device).repeat_interleave(tries)
+        number = torch.arange(attempt, attempt + tries, device=device).repeat(len(remaining))
+        rng = HashRNG(family, split, seed, at[row], number)
+        layouts, is_valid = _attempt(family, rng, count[row])
         valid = is_valid.cpu().numpy().reshape(len(remaining), tries)
         found = valid.any(1)
-        first = (np.arange(len(remaining)) * tries + valid.argmax(1))[found]
-        accepted.append(scenes.select(torch.from_numpy(first).to(device)))
+        first = torch.from_numpy((np.arange(len(remaining)) * tries + valid.argmax(1))[found]).to(device)
+        accepted.append(layouts.select(first))
+        keys.append(rng.key[first])
         accepted_rows.append(remaining[found])
         remaining, attempt = remaining[~found], attempt + tries
         if len(remaining) and attempt > MAX_ATTEMPTS:
@@ -178,12 +194,12 @@ def sample_scenes(
                 f"scene {index[remaining[0]]} of {family} has no valid arrangement after {MAX_ATTEMPTS} attempts; "
                 "use another seed or fewer objects"
             )
-    order = np.argsort(np.concatenate(accepted_rows), kind="stable")
-    return SceneBatch.concatenate(accepted).select(torch.from_numpy(order).to(device))
+    order = torch.from_numpy(np.argsort(np.concatenate(accepted_rows), kind="stable")).to(device)
+    return _complete(family, Layout.concatenate(accepted).select(order), HashRNG.from_keys(torch.cat(keys)[order]))
 
 
-def _attempt(name: str, rng: HashRNG, count: Tensor) -> tuple[SceneBatch, Tensor]:
-    """Return one attempt at every scene, and which of them are valid (B,)."""
+def _attempt(name: str, rng: HashRNG, count: Tensor) -> tuple[Layout, Tensor]:
+    """Return one attempt at the layout of every scene, and which of them are valid (B,)."""
     family, B, K, device = FAMILIES[name], len(rng.key), MAX_OBJECTS, rng.key.device
     shape = rng.choice("shape", [shapes.NAMES.index(s) for s in family.shapes], K)
     size = rng.choice("size", family.sizes, K)
@@ -195,13 +211,26 @@ def _attempt(name: str, rng: HashRNG, count: Tensor) -> tuple[SceneBatch, Tensor
         position, velocity = position[:, None], position.new_zeros(B, 1, K, 3)
     else:
         position, rotation, velocity, valid = physics.simulate(rng, count, shape, size, family.frames)
-    color, material, palette, finish = _surfaces(family, rng)
-    scenes = SceneBatch(
-        count, shape, size, color, position, rotation, velocity, material, palette, finish, eye, target, *_lights(rng)
-    )
-    visible = render.count_visible_pixels(scenes, VISIBILITY_SIZE) >= MIN_VISIBLE_RAYS
+    layouts = Layout(count, shape, size, position, rotation, velocity, eye, target)
+    visible = render.count_visible_pixels(layouts, VISIBILITY_SIZE) >= MIN_VISIBLE_RAYS
     visible = visible.sum(1) >= min(MIN_VISIBLE_FRAMES, family.frames)
-    return scenes, valid & (visible | (torch.arange(K, device=device) >= count[:, None])).all(1)
+    return layouts, valid & (visible | (torch.arange(K, device=device) >= count[:, None])).all(1)
+
+
+def _complete(name: str, layouts: Layout, rng: HashRNG) -> SceneBatch:
+    """Return scenes with these layouts. Surfaces and lights do not decide whether an attempt is valid."""
+    color, material, palette, finish = _surfaces(FAMILIES[name], rng)
+    key, fill, strength = _lights(rng)
+    return SceneBatch(
+        **vars(layouts),
+        color=color,
+        material=material,
+        palette=palette,
+        finish=finish,
+        key_light=key,
+        fill_light=fill,
+        light_strength=strength,
+    )
 
 
 def _lights(rng: HashRNG) -> tuple[Tensor, Tensor, Tensor]:
@@ -227,7 +256,7 @@ def _place(rng: HashRNG, camera: Camera, count: Tensor, shape: Tensor, size: Ten
         free = in_view[:, k] & apart.all(-1)
         found = candidates[torch.arange(B, device=device), k, free.int().argmax(1)]
         valid &= free.any(1) | (k >= count)
-        padding = found.new_tensor([1e3 + 10 * k, 1e3, 0])  # far away
+        padding = tensor([1e3 + 10 * k, 1e3, 0.0], device)  # far away
         position[:, k] = torch.where((k >= count)[:, None], padding, found)
     return position, valid
 
@@ -272,5 +301,6 @@ def srgb_to_linear(srgb: Any) -> Any:
 
 def _yaw(angle: Tensor) -> Tensor:
     """Return rotations (..., 3, 3) about the vertical axis."""
-    c, s, zero, one = _on_host(np.cos, angle), _on_host(np.sin, angle), torch.zeros_like(angle), torch.ones_like(angle)
+    c, s = _on_host(lambda x: np.stack([np.cos(x), np.sin(x)]), angle)
+    zero, one = torch.zeros_like(angle), torch.ones_like(angle)
     return torch.stack([c, -s, zero, s, c, zero, zero, zero, one], -1).reshape(*angle.shape, 3, 3)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -15,8 +16,8 @@ FIELD_OF_VIEW = 30.7  # degrees: CLEVR's camera after the benchmark's crop to 0.
 
 
 @dataclass
-class SceneBatch:
-    """B scenes with up to K objects and F frames. Surface 0 is the ground, surface k is object k.
+class Layout:
+    """Where the objects of B scenes with up to K objects and F frames are, and the camera.
 
     All fields are tensors on one device, in float64 or int64, or all are arrays.
     """
@@ -24,25 +25,37 @@ class SceneBatch:
     count: Any  # (B,) objects in each scene; the rest of each row is padding
     shape: Any  # (B, K) index into shapes.NAMES
     size: Any  # (B, K)
-    color: Any  # (B, K) index into sample.COLORS, or -1 where the material has its own colors
     position: Any  # (B, F, K, 3) centres
     rotation: Any  # (B, F, K, 3, 3) object to world
     velocity: Any  # (B, F, K, 3) units per second
-    material: Any  # (B, K + 1) index into materials.NAMES
-    palette: Any  # (B, K + 1, 3, 3) three linear RGB colors of each surface
-    finish: Any  # (B, K + 1, 6) pattern scale, bump, roughness, pattern offset (3)
     camera: Any  # (B, 3)
     target: Any  # (B, 3) point that the camera looks at
-    key_light: Any  # (B, 3) position
-    fill_light: Any  # (B, 3) position
-    light_strength: Any  # (B, 3) key, fill and ambient light
 
     def __len__(self) -> int:
         return len(self.count)
 
-    def select(self, rows: Any) -> SceneBatch:
+    def select(self, rows: Any) -> Self:
         """Return the scenes in these rows."""
-        return SceneBatch(**{name: value[rows] for name, value in vars(self).items()})
+        return type(self)(**{name: value[rows] for name, value in vars(self).items()})
+
+    @classmethod
+    def concatenate(cls, batches: Sequence[Self]) -> Self:
+        """Return all scenes of these batches, in order."""
+        join: Any = torch.cat if isinstance(batches[0].count, Tensor) else np.concatenate
+        return cls(**{name: join([vars(b)[name] for b in batches]) for name in vars(batches[0])})
+
+
+@dataclass
+class SceneBatch(Layout):
+    """B scenes: where their objects are, and how they look. Surface 0 is the ground, surface k is object k."""
+
+    color: Any  # (B, K) index into sample.COLORS, or -1 where the material has its own colors
+    material: Any  # (B, K + 1) index into materials.NAMES
+    palette: Any  # (B, K + 1, 3, 3) three linear RGB colors of each surface
+    finish: Any  # (B, K + 1, 6) pattern scale, bump, roughness, pattern offset (3)
+    key_light: Any  # (B, 3) position
+    fill_light: Any  # (B, 3) position
+    light_strength: Any  # (B, 3) key, fill and ambient light
 
     def to(self, device: torch.device | str) -> SceneBatch:
         """Return the scenes as tensors on the device."""
@@ -70,12 +83,6 @@ class SceneBatch:
         palette[:, 1:] += share[:, None, None, None] * (palette[:, :1] - palette[:, 1:])
         return replace(self, palette=palette)
 
-    @staticmethod
-    def concatenate(batches: Sequence[SceneBatch]) -> SceneBatch:
-        """Return all scenes of these batches, in order."""
-        join: Any = torch.cat if isinstance(batches[0].count, Tensor) else np.concatenate
-        return SceneBatch(**{name: join([vars(b)[name] for b in batches]) for name in vars(batches[0])})
-
 
 class Camera:
     """Pinhole cameras of B scenes. Tensors have shape (B, ...)."""
@@ -85,7 +92,7 @@ class Camera:
     def __init__(self, eye: Tensor, target: Tensor) -> None:
         self.eye = eye
         self.forward = _normalize(target - eye)
-        self.right = _normalize(cross(self.forward, eye.new_tensor([0.0, 0.0, 1.0]).expand_as(eye)))
+        self.right = _normalize(cross(self.forward, tensor([0.0, 0.0, 1.0], eye.device).to(eye).expand_as(eye)))
         self.down = cross(self.forward, self.right)
 
     def project(self, points: Tensor) -> Tensor:
@@ -94,6 +101,17 @@ class Camera:
         offset = points - self.eye.reshape(broadcast)
         x, y, z = (dot(offset, axis.reshape(broadcast)) for axis in (self.right, self.down, self.forward))
         return torch.stack([x, y], -1) / (self.half_width * z)[..., None]
+
+
+def tensor(values: Any, device: torch.device | str) -> Tensor:
+    """Return constants as int64 or float64 on the device. They are copied there once: a copy waits for the GPU."""
+    array = np.asarray(values)
+    return _constant(array.tobytes(), array.dtype.str, array.shape, torch.device(device))
+
+
+@functools.cache
+def _constant(data: bytes, dtype: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.frombuffer(data, dtype).reshape(shape).copy()).to(device)
 
 
 def _normalize(x: Tensor) -> Tensor:
