@@ -136,24 +136,29 @@ def _choose(chosen, a, b, c, second, third, height):
 
 @triton.jit
 def _noise(atlas, mask, channel, x, y, z, frequency):
-    """Return a channel of the atlas at points, interpolated as by `grid_sample`. It repeats after 1 / frequency."""
+    """Return a channel of the atlas at points, interpolated as by `grid_sample`. It repeats after 1 / frequency.
+
+    The compiler unrolls the loop over the corners of a voxel. Written out, eight loads in each pattern would make
+    Triton's analysis of memory accesses take most of a minute.
+    """
     x, y, z = _texel(x * frequency), _texel(y * frequency), _texel(z * frequency)
     left, top, front = tl.floor(x), tl.floor(y), tl.floor(z)
     i, j, k = left.to(tl.int32), top.to(tl.int32), front.to(tl.int32)
-    # At the last index the weight of the next one is zero.
-    next_i, next_j, next_k = tl.minimum(i + 1, LAST), tl.minimum(j + 1, LAST), tl.minimum(k + 1, LAST)
-    right_x, right_y, right_z = left + 1 - x, top + 1 - y, front + 1 - z
-    x, y, z = x - left, y - top, z - front
     atlas += channel * ROW * ROW * ROW
-    near, far = atlas + k * ROW * ROW, atlas + next_k * ROW * ROW
-    out = tl.load(near + j * ROW + i, mask, 0.0) * (right_x * right_y * right_z)
-    out += tl.load(near + j * ROW + next_i, mask, 0.0) * (x * right_y * right_z)
-    out += tl.load(near + next_j * ROW + i, mask, 0.0) * (right_x * y * right_z)
-    out += tl.load(near + next_j * ROW + next_i, mask, 0.0) * (x * y * right_z)
-    out += tl.load(far + j * ROW + i, mask, 0.0) * (right_x * right_y * z)
-    out += tl.load(far + j * ROW + next_i, mask, 0.0) * (x * right_y * z)
-    out += tl.load(far + next_j * ROW + i, mask, 0.0) * (right_x * y * z)
-    return out + tl.load(far + next_j * ROW + next_i, mask, 0.0) * (x * y * z)
+    out = tl.zeros_like(x)
+    for corner in range(8):
+        right, down, back = corner % 2, corner // 2 % 2, corner // 4
+        # At the last index the weight of the next one is zero.
+        column, row, plane = tl.minimum(i + right, LAST), tl.minimum(j + down, LAST), tl.minimum(k + back, LAST)
+        weight = _share(x, left, right) * _share(y, top, down) * _share(z, front, back)
+        out += tl.load(atlas + (plane * ROW + row) * ROW + column, mask, 0.0) * weight
+    return out
+
+
+@triton.jit
+def _share(x, low, next_one):
+    """Return the weight of a lattice point in linear interpolation between low and low + 1."""
+    return tl.where(next_one == 1, x - low, low + 1 - x)
 
 
 @triton.jit
