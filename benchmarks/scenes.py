@@ -1,23 +1,37 @@
 """Measure how fast built-in scenes are generated, and compare two devices.
 
     python benchmarks/scenes.py                  # the CPU: 64 x 64
-    python benchmarks/scenes.py --device cuda    # a GPU: 128 x 128
+    python benchmarks/scenes.py --device cuda    # a GPU: 128 x 128, operations of torch and kernels
 
-`sample` decides what the scenes contain, always on the CPU. `render` renders the images. `get_batch` does both and
-overlaps them on a GPU. On CUDA the masks are compared with the CPU's, pixel by pixel.
+`sample` decides what the scenes contain. `render` renders the images. `get_batch` does both. On CUDA everything is
+measured twice: with operations of torch, and with the Triton kernels. The masks of the kernels are compared with the
+CPU's, pixel by pixel.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from cutslots.scenes import FAMILIES, Scenes
-from cutslots.scenes.render import render
+from cutslots.scenes import FAMILIES, Scenes, render, sample
+
+
+class Speed(NamedTuple):
+    """How fast scenes are generated, and the memory that it needs."""
+
+    sample: float  # ms per image
+    render: float  # ms per image
+    get_batch: float  # images per second
+    memory: float  # GiB on the GPU
+
+    def __str__(self) -> str:
+        return f"{self.sample:.3f} | {self.render:.3f} | {self.get_batch:.0f} | {self.memory:.2f}"
 
 
 def seconds(work: Callable[[int], object], device: str) -> float:
@@ -32,6 +46,37 @@ def seconds(work: Callable[[int], object], device: str) -> float:
     return min(times[1:])
 
 
+@contextlib.contextmanager
+def torch_only() -> Iterator[None]:
+    """Generate scenes without the Triton kernels."""
+    kernels = render.kernels, sample.kernels
+    render.kernels = sample.kernels = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        render.kernels, sample.kernels = kernels
+
+
+def measure(scenes: Scenes, count: int, device: str) -> Speed:
+    batch = max(2, count // scenes.frames)
+    images = batch * scenes.frames
+    contents = scenes._sample(np.arange(batch), torch.device(device))
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    sampling = seconds(lambda run: scenes._sample(np.arange(batch) + run * batch, torch.device(device)), device)
+    rendering = seconds(lambda _: render.render(contents, scenes.image_size, device), device)
+    both = seconds(lambda run: scenes.get_batch(np.arange(batch) + run * batch, device), device)
+    memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
+    return Speed(1e3 * sampling / images, 1e3 * rendering / images, images / both, memory)
+
+
+def compare_masks(scenes: Scenes) -> float:
+    """Return the share of mask pixels that differ between CUDA and the CPU."""
+    indices = np.arange(16 // scenes.frames + 1)
+    cpu, cuda = (scenes.get_batch(indices, name).mask.cpu() for name in ("cpu", "cuda"))
+    return (cpu != cuda).float().mean().item()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
@@ -41,27 +86,22 @@ def main() -> None:
     size, count = args.size or (64, 128)[args.device == "cuda"], args.count or (48, 1024)[args.device == "cuda"]
     name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
     print(f"{name}, {size} x {size}, five rays per pixel, {count} scenes at a time\n")
-    print("| family | sample ms | render ms | get_batch, images/s | mask pixels that differ from the CPU |")
-    print("|---|---|---|---|---|")
+    print("| family | by | sample ms | render ms | get_batch, images/s | GiB | ratio | mask pixels that differ |")
+    print("|---|---|---|---|---|---|---|---|")
     for family in FAMILIES:
-        print(row(Scenes(family, size=size), count, args.device), flush=True)
+        for line in rows(Scenes(family, size=size), count, args.device):
+            print(line, flush=True)
 
 
-def row(scenes: Scenes, count: int, device: str) -> str:
-    """Return the row of a family in the table."""
-    batch = max(2, count // scenes.frames)
-    images = batch * scenes.frames
-    contents = scenes.sample(np.arange(batch))
-    sample = seconds(lambda run: scenes.sample(np.arange(batch) + run * batch), "cpu")
-    rendering = seconds(lambda _: render(contents, scenes.image_size, device), device)
-    both = seconds(lambda run: scenes.get_batch(np.arange(batch) + run * batch, device), device)
-    differ = ""
-    if device == "cuda":
-        indices = np.arange(16 // scenes.frames + 1)
-        cpu, cuda = (scenes.get_batch(indices, name).mask.cpu() for name in ("cpu", "cuda"))
-        differ = f"{(cpu != cuda).float().mean():.4%}"
-    sample_ms, render_ms = 1e3 * sample / images, 1e3 * rendering / images
-    return f"| {scenes.family} | {sample_ms:.2f} | {render_ms:.2f} | {images / both:.0f} | {differ} |"
+def rows(scenes: Scenes, count: int, device: str) -> Iterator[str]:
+    """Yield the rows of a family in the table. The ratio is that of get_batch."""
+    with torch_only():
+        before = measure(scenes, count, device)
+    yield f"| {scenes.family} | torch | {before} | | |"
+    if device == "cuda" and render.kernels is not None:
+        after = measure(scenes, count, device)
+        ratio = after.get_batch / before.get_batch
+        yield f"| {scenes.family} | kernels | {after} | {ratio:.1f} | {compare_masks(scenes):.4%} |"
 
 
 if __name__ == "__main__":

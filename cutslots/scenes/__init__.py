@@ -2,12 +2,12 @@
 
 Reading order:
 
-    sample         decides what a scene contains
+    sample         decides what a scene contains (sample_triton: random numbers on CUDA)
     scene_batch    the contents of a batch of scenes as arrays; the camera
     physics        moves the objects of videos
     shapes         intersects rays with objects
     materials      color patterns and reliefs of surfaces
-    render         casts the rays: images and masks
+    render         casts the rays: images and masks (render_triton, shapes_triton, materials_triton: CUDA kernels)
     dataset        scenes by index, by batch, or from a cache
     export         scenes as files
 """

@@ -38,7 +38,7 @@ from cutslots.scenes.shapes_triton import (
 if TYPE_CHECKING:
     from cutslots.scenes.render import FrameBatch, FrameLayout
 
-TILE_H, TILE_W = 8, 8  # the pixels of a program
+TILE_H, TILE_W = 4, 8  # the pixels of a program
 NUM_WARPS = 1  # of a program; in one warp, reductions over a tile need no shared memory
 
 CAMERA_COLUMNS, COUNT = tl.constexpr(13), tl.constexpr(12)  # eye (3), view (9), number of objects
@@ -240,7 +240,7 @@ def _store_byte(pointer, color, inside):
     tl.store(pointer, (root * 255 + 0.5).to(tl.uint8), inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["K", "H", "W"])  # compiled once for all sizes
 def _render_kernel(
     cameras,
     lights,
@@ -298,7 +298,7 @@ def _render_kernel(
     _store_byte(image + 2 * H * W, blue + other_blue, inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["K", "H", "W"])
 def _count_kernel(cameras, objects, planes, visible, K, H, W, TILE_H: tl.constexpr, TILE_W: tl.constexpr):
     scene, row, column = _tile(H, W, TILE_H, TILE_W)
     inside, side = (row < H) & (column < W), tl.maximum(H, W)

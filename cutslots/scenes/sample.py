@@ -45,9 +45,9 @@ MIN_VISIBLE_FRAMES = 6
 
 MAX_ATTEMPTS = 1000  # per scene
 
-# The scenes that are left share this many attempts at once, up to MAX_TRIES each. A GPU needs few batches rather than
-# few attempts.
-ATTEMPTS_PER_BATCH, MAX_TRIES = {"cpu": 64, "cuda": 4096}, {"cpu": 8, "cuda": 16}
+# The scenes that are left share this many attempts at once, up to MAX_TRIES each: in torch, and where kernels make
+# attempts cheap. There the number of batches counts.
+ATTEMPTS_PER_BATCH, MAX_TRIES = (64, 4096), (8, 16)
 
 
 # CLEVR's eight colors, in sRGB.
@@ -114,7 +114,7 @@ class HashRNG:
     def __call__(self, name: str, *shape: int) -> Tensor:
         """Return uniform numbers in [0, 1) of shape (B, *shape)."""
         number = _signed(zlib.crc32(name.encode()) * 0x2545F4914F6CDD1D)
-        if kernels is not None and kernels.is_supported(self.key.device):
+        if _has_kernels(self.key.device):
             return kernels.uniform(self.key, number, math.prod(shape)).reshape(len(self.key), *shape)
         counter = torch.arange(1, math.prod(shape) + 1, device=self.key.device)
         stream = _mix(self.key ^ number)
@@ -129,6 +129,10 @@ class HashRNG:
         """Return options of shape (B, *shape), each equally likely."""
         number = (self(name, *shape) * len(options)).long()
         return tensor(options, self.key.device)[number]
+
+
+def _has_kernels(device: torch.device) -> bool:
+    return kernels is not None and kernels.is_supported(device)
 
 
 def _signed(x: int) -> int:
@@ -170,14 +174,15 @@ def sample_scenes(
     # All attempts at a scene have the same number of objects. Otherwise crowded scenes would be rare.
     low, high = num_objects
     count = HashRNG(family, split, seed, at, 0 * at).choice("count", range(low, high + 1))
+    has_kernels = _has_kernels(at.device)
     remaining, attempt = np.arange(len(index)), 0
     accepted: list[Layout] = []
     keys: list[Tensor] = []  # of the accepted attempts
     accepted_rows: list[np.ndarray] = []
     while len(remaining) or not accepted:
         # The last few scenes make several attempts at once; the first valid attempt counts.
-        tries = ATTEMPTS_PER_BATCH[device.type] // max(len(remaining), 1)
-        tries = min(max(tries, 1), MAX_TRIES[device.type])
+        tries = ATTEMPTS_PER_BATCH[has_kernels] // max(len(remaining), 1)
+        tries = min(max(tries, 1), MAX_TRIES[has_kernels])
         row = torch.from_numpy(remaining).to(device).repeat_interleave(tries)
         number = torch.arange(attempt, attempt + tries, device=device).repeat(len(remaining))
         rng = HashRNG(family, split, seed, at[row], number)
