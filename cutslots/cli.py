@@ -320,6 +320,7 @@ def generate(
     split: Split = "train",
     seed: int = 0,
     num_objects: tuple[int, int] = (3, 10),
+    variation: Literal["none", "v1"] = "none",
     overwrite: bool = False,
 ) -> None:
     """Write built-in scenes as files: images, masks, ground truth, a contact sheet.
@@ -332,13 +333,14 @@ def generate(
         split: The scenes of the splits differ.
         seed: The scenes of two seeds differ.
         num_objects: Smallest and largest number of objects in a scene.
+        variation: With v1, scenes vary more: light from any side, other cameras, surfaces and exposures.
         overwrite: Replace other scenes in the folder.
     """
     from cutslots.scenes import Scenes, export
 
     if count < 1:
         raise ValueError(f"count is {count}; expected at least 1")
-    scenes = Scenes(family, split, image_size, seed, count, num_objects)
+    scenes = Scenes(family, split, image_size, seed, count, num_objects, variation=variation)
     export.generate(scenes, out, overwrite)
     print(f"wrote {count} scenes to {out}; see {out / 'contact_sheet.png'}")
 

@@ -9,6 +9,7 @@ from cutslots.data.registry import DATASETS, DatasetConfig
 from cutslots.registry import Range, Steps
 from cutslots.scenes import Scenes
 from cutslots.scenes.sample import MAX_OBJECTS, MIN_OBJECTS
+from cutslots.scenes.variation import Variation
 
 TRAINING = {"training": True}  # metadata of options that only training reads: they do not change the images
 
@@ -19,6 +20,8 @@ class SceneConfig(DatasetConfig):
 
     num_objects: Annotated[tuple[int, int], Range(0, 255)] = (MIN_OBJECTS, MAX_OBJECTS)
     """Smallest and largest number of objects in a scene."""
+    variation: Variation = "none"
+    """With v1, scenes vary more: light from any side, other cameras, surfaces and exposures."""
 
     def validate(self) -> None:
         super().validate()
@@ -84,9 +87,14 @@ class MovingConfig(SceneConfig):
 
 def register_family(family: str, config: type[SceneConfig], summary: str) -> None:
     def open_scenes(
-        split: str, image_size: tuple[int, int], count: int | None, num_objects: tuple[int, int], **training: float
+        split: str,
+        image_size: tuple[int, int],
+        count: int | None,
+        num_objects: tuple[int, int],
+        variation: Variation,
+        **training: float,
     ) -> Scenes:
-        return Scenes(family, split, image_size, 0, count, num_objects)
+        return Scenes(family, split, image_size, 0, count, num_objects, variation=variation)
 
     open_scenes.__doc__ = summary
     DATASETS.register(family, config)(open_scenes)

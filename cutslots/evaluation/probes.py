@@ -35,7 +35,7 @@ from cutslots.models.checkpoints import load
 from cutslots.models.discovery import Discovery, check_finite
 from cutslots.scenes import Scenes
 from cutslots.scenes.sample import FAMILIES
-from cutslots.scenes.scene_batch import Camera, SceneBatch
+from cutslots.scenes.scene_batch import SceneBatch
 
 PROBES = ("linear", "mlp")
 HIDDEN = 256  # units of the MLP
@@ -161,7 +161,7 @@ def match_objects(true: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def object_properties(scenes: Scenes, batch: SceneBatch) -> dict[str, Tensor]:
     """Return the properties of all objects of a batch: classes (B, O) or values (B, O, d)."""
     batch = batch.to("cpu")
-    center = Camera(batch.camera, batch.target).project(batch.position[:, 0])
+    center = batch.cameras().project(batch.position[:, 0])
     sizes = torch.tensor(sorted(FAMILIES[scenes.family].sizes), dtype=torch.float64)
     named = not FAMILIES[scenes.family].textured
     return {

@@ -3,6 +3,7 @@
 Reading order:
 
     sample         decides what a scene contains (sample_triton: random numbers on CUDA)
+    variation      what varied scenes vary; their lights and sensor
     scene_batch    the contents of a batch of scenes as arrays; the camera
     physics        moves the objects of videos
     shapes         intersects rays with objects

@@ -29,6 +29,7 @@ from cutslots.scenes import materials, physics, shapes
 from cutslots.scenes.render import Rendered, render
 from cutslots.scenes.sample import COLORS, FAMILIES, MAX_OBJECTS, MIN_OBJECTS, SPLITS, sample_scenes
 from cutslots.scenes.scene_batch import SceneBatch
+from cutslots.scenes.variation import Variation
 
 SCENES_PER_BATCH = (128, 1024)  # scenes sampled and rendered at once, and images on CUDA
 
@@ -58,6 +59,7 @@ class Scenes(VideoDataset):
         num_objects: Smallest and largest number of objects in a scene.
         textures: "full"; or "ramp": scene i of n has textures at i / n of their strength; or "low-contrast": objects
             take on up to nine tenths of the ground's colors.
+        variation: "none"; or "v1": light from any side, other cameras, surfaces and exposures. See docs/scenes.md.
 
     >>> scenes = Scenes("textured", split="train", size=32)
     >>> image, mask = scenes[7]
@@ -78,6 +80,7 @@ class Scenes(VideoDataset):
         count: int | None = None,
         num_objects: tuple[int, int] = (MIN_OBJECTS, MAX_OBJECTS),
         textures: Textures = "full",
+        variation: Variation = "none",
     ) -> None:
         if family not in FAMILIES:
             raise ValueError(f"family is {family!r}; expected one of {', '.join(FAMILIES)}")
@@ -93,7 +96,9 @@ class Scenes(VideoDataset):
             )
         if textures not in get_args(Textures):
             raise ValueError(f"textures is {textures!r}; expected one of {', '.join(get_args(Textures))}")
-        self.family, self.split, self.seed, self.textures = family, split, seed, textures
+        if variation not in get_args(Variation):
+            raise ValueError(f"variation is {variation!r}; expected one of {', '.join(get_args(Variation))}")
+        self.family, self.split, self.seed, self.textures, self.variation = family, split, seed, textures, variation
         self.image_size = _image_size(size)  # (H, W)
         self.num_objects = (num_objects[0], num_objects[1])
         self.count = DEFAULT_COUNT[split] if count is None else count
@@ -109,6 +114,7 @@ class Scenes(VideoDataset):
             "count": self.count,
             "num_objects": list(self.num_objects),
             "textures": self.textures,
+            **({"variation": self.variation} if self.variation != "none" else {}),  # files of before have none
         }
         return {**values, "version": cutslots.__version__}
 
@@ -120,6 +126,8 @@ class Scenes(VideoDataset):
             parts.insert(1, "{}-{}".format(*self.num_objects))
         if self.textures != "full":
             parts.append(self.textures)
+        if self.variation != "none":
+            parts.append(self.variation)
         if self.seed:
             parts.append(f"seed{self.seed}")
         return "-".join(parts)
@@ -155,7 +163,8 @@ class Scenes(VideoDataset):
 
     def _sample(self, indices: np.ndarray, device: torch.device) -> SceneBatch:
         """Return the contents of scenes as tensors. See `sample_scenes` for their device."""
-        scenes = sample_scenes(self.family, self.split, self.seed, indices, self.num_objects, device)
+        address = (self.family, self.split, self.seed, indices)
+        scenes = sample_scenes(*address, self.num_objects, device, self.variation)
         if self.textures == "ramp":
             return scenes.scale_textures(torch.from_numpy(indices / self.count).to(scenes.count.device))
         if self.textures == "low-contrast":

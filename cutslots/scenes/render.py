@@ -1,6 +1,6 @@
 """Ray casting of a batch of scenes: images, masks and pixel counts, in plain torch on any device.
 
-On CUDA the kernels of `render_triton` do the same in one pass; the code here is their reference.
+On CUDA the kernels of `render_triton` do the same in one pass, but for varied scenes. The code here is the reference.
 
 - The mask of a pixel is what the ray through its centre hits.
 - The color of a pixel is the mean of four more rays. Each has its own point on the key light, which gives soft shadows.
@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from cutslots.devices import resolve_device
-from cutslots.scenes import materials, shapes
-from cutslots.scenes.scene_batch import Camera, Layout, SceneBatch, tensor
+from cutslots.scenes import materials, shapes, variation
+from cutslots.scenes.scene_batch import Layout, SceneBatch, VariedSceneBatch, tensor
 from cutslots.scenes.shapes import dot
 
 try:
@@ -39,7 +39,9 @@ SAMPLES = ((-0.125, -0.375), (0.375, -0.125), (0.125, 0.375), (-0.375, 0.125))
 
 LIGHT_RADIUS = 0.7
 
-PIXELS_PER_CHUNK = {"cpu": 16 * 64**2, "cuda": 128 * 128**2}  # in torch
+GRAIN_STEP = 37  # rows by which the noise of a sensor moves from frame to frame
+
+PIXELS_PER_CHUNK = {"cpu": 16 * 64**2, "cuda": 256 * 128**2}  # in torch
 
 PIXELS_PER_LAUNCH = 2**28  # of the kernels, which need no memory but their results: at most 2 GiB of them at once
 
@@ -68,6 +70,15 @@ class FrameBatch(FrameLayout):
     key_light: Tensor  # (3, S)
     fill_light: Tensor  # (3, S)
     light_strength: Tensor  # (3, S)
+
+
+@dataclass
+class VariedFrameBatch(FrameBatch):
+    """The same of varied scenes."""
+
+    light_radius: Tensor  # (S,)
+    light: Tensor  # (6, S)
+    sensor: Tensor  # (9, S)
 
 
 @dataclass
@@ -132,14 +143,15 @@ def _chunks(scenes: Layout, pixels: int, device: torch.device) -> Iterator[tuple
     """Yield rows and frames of all frames of all scenes, as many at once as the device renders well."""
     (B, F), home = scenes.position.shape[:2], scenes.count.device
     rows, frames = torch.arange(B, device=home).repeat_interleave(F), torch.arange(F, device=home).repeat(B)
-    at_once = PIXELS_PER_LAUNCH if _has_kernels(device) else PIXELS_PER_CHUNK.get(device.type, 1)
+    by_kernels = _has_kernels(device) and not isinstance(scenes, VariedSceneBatch)
+    at_once = PIXELS_PER_LAUNCH if by_kernels else PIXELS_PER_CHUNK.get(device.type, 1)
     step = max(1, at_once // pixels)
     for i in range(0, B * F, step):
         yield rows[i : i + step], frames[i : i + step]
 
 
 def _to(batch: FrameBatch, device: torch.device) -> FrameBatch:
-    return FrameBatch(**{name: value.to(device) for name, value in vars(batch).items()})
+    return type(batch)(**{name: value.to(device) for name, value in vars(batch).items()})
 
 
 def _count_pixels(batch: FrameLayout, surface: Tensor) -> Tensor:
@@ -156,9 +168,10 @@ def _put(x: Tensor, leading: int = 0) -> Tensor:
 def _layouts(scenes: Layout, rows: Tensor, frames: Tensor) -> FrameLayout:
     """Return the layout of frame frames[i] of scene rows[i], for every i."""
     shape, size = scenes.shape[rows], scenes.size[rows]
-    camera = Camera(scenes.camera[rows], scenes.target[rows])
+    camera = scenes.cameras(rows)
+    half_width = camera.half_widths[:, None]
     outer_radius = tensor(shapes.OUTER_RADIUS, size.device)[shape]
-    view = torch.stack([camera.right * camera.half_width, camera.down * camera.half_width, camera.forward], 1)
+    view = torch.stack([camera.right * half_width, camera.down * half_width, camera.forward], 1)
     return FrameLayout(
         eye=_put(camera.eye, 1),
         view=_put(view, 2),
@@ -173,7 +186,7 @@ def _layouts(scenes: Layout, rows: Tensor, frames: Tensor) -> FrameLayout:
 
 def _frames(scenes: SceneBatch, rows: Tensor, frames: Tensor) -> FrameBatch:
     """Return frame frames[i] of scene rows[i], for every i."""
-    return FrameBatch(
+    fields = dict(
         **vars(_layouts(scenes, rows, frames)),
         material=scenes.material[rows],
         palette=_put(scenes.palette[rows], 2),
@@ -182,11 +195,18 @@ def _frames(scenes: SceneBatch, rows: Tensor, frames: Tensor) -> FrameBatch:
         fill_light=_put(scenes.fill_light[rows], 1),
         light_strength=_put(scenes.light_strength[rows], 1),
     )
+    if not isinstance(scenes, VariedSceneBatch):
+        return FrameBatch(**fields)
+    sensor = _put(scenes.sensor[rows], 1)
+    sensor[7] += GRAIN_STEP * frames  # every frame has noise of its own
+    return VariedFrameBatch(
+        **fields, light_radius=_put(scenes.light_radius[rows]), light=_put(scenes.light[rows], 1), sensor=sensor
+    )
 
 
 def _render(batch: FrameBatch, image_size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the fields of `Rendered` for one frame of each scene, (S, ...)."""
-    if _has_kernels(batch.eye.device):
+    if _has_kernels(batch.eye.device) and not isinstance(batch, VariedFrameBatch):
         return kernels.render(batch, image_size, _sample_table(batch.eye.device))
     S, n = batch.eye.shape[1], math.prod(image_size)
     rays = _camera_rays(batch, image_size, ((0.0, 0.0), *SAMPLES))
@@ -196,9 +216,16 @@ def _render(batch: FrameBatch, image_size: tuple[int, int]) -> tuple[Tensor, Ten
     color = _shade(batch, samples, distance[:, n:], surface[:, n:], normal[..., n:])
     color = color.reshape(3, S, len(SAMPLES), *image_size)
     mean = ((color[:, :, 0] + color[:, :, 1]) + (color[:, :, 2] + color[:, :, 3])) / len(SAMPLES)
-    image = (mean.clamp(0, 1).sqrt() * 255 + 0.5).to(torch.uint8)  # from linear to sRGB, approximated by the root
+    image = (_expose(batch, mean) * 255 + 0.5).to(torch.uint8)
     image, label = image.transpose(0, 1).contiguous(), mask.to(torch.uint8).reshape(S, *image_size)
     return image, label, _count_pixels(batch, mask), unoccluded
+
+
+def _expose(batch: FrameBatch, linear: Tensor) -> Tensor:
+    """Return values of sRGB, approximated by the root, of linear colors (3, S, H, W)."""
+    if isinstance(batch, VariedFrameBatch):
+        return variation.expose(batch.sensor, linear, max(linear.shape[2:]))
+    return linear.clamp(0, 1).sqrt()
 
 
 def _camera_rays(batch: FrameLayout, image_size: tuple[int, int], samples: tuple[tuple[float, float], ...]) -> Rays:
@@ -300,8 +327,15 @@ def _shade(batch: FrameBatch, rays: Rays, distance: Tensor, surface: Tensor, nor
     key, fill, ambient = batch.light_strength[..., None]
     key = key * _unshadowed(batch, point, normal, key_position)
     sky = _visible_sky(batch, point, normal)
+    if isinstance(batch, VariedFrameBatch):
+        ambient = variation.vary_ambient(batch.light, point, ambient)
     color = albedo * (ambient * (0.7 + 0.3 * normal[2]) * sky)
-    for light, strength in ((key_position, key), (batch.fill_light[..., None], fill)):
+    lights = [(key_position, key), (batch.fill_light[..., None], fill)]
+    matte = 1 - 0.65 * metal
+    if isinstance(batch, VariedFrameBatch):
+        lights = variation.vary_lights(batch.light, point, lights)
+        matte = variation.matte(batch.light, metal)
+    for light, strength in lights:
         to_light = light - point
         to_light = to_light / dot(to_light, to_light).sqrt()
         half = to_light - rays.direction
@@ -309,31 +343,35 @@ def _shade(batch: FrameBatch, rays: Rays, distance: Tensor, surface: Tensor, nor
         facing = dot(normal, to_light).clamp(min=0)
         highlight = dot(normal, half).clamp(min=0) ** (4 + 160 * gloss * gloss)
         specular = (1.2 * metal + 0.6 * gloss) * highlight * (facing > 0) * strength
-        color = color + albedo * (facing * strength * (1 - 0.65 * metal)) + (1 - 0.4 * metal * (1 - albedo)) * specular
+        color = color + albedo * (facing * strength * matte) + (1 - 0.4 * metal * (1 - albedo)) * specular
     # Metal reflects a bright sky above and a darker ground below.
     reflected_z = rays.direction[2] - 2 * dot(rays.direction, normal) * normal[2]
     above = (1.5 * reflected_z).clamp(0, 1)
-    return color + albedo * (metal * (0.15 + 1.1 * above * above * (3 - 2 * above)) * (0.3 + 0.7 * sky))
+    reflected = 0.15 + 1.1 * above * above * (3 - 2 * above)
+    if isinstance(batch, VariedFrameBatch):
+        reflected = variation.reflection(batch.light, reflected_z, reflected)
+    return color + albedo * (metal * reflected * (0.3 + 0.7 * sky))
 
 
 def _key_light_samples(batch: FrameBatch, n: int) -> Tensor:
     """Return the point on the key light (3, S, n) for each of n rays, which are ordered by sample."""
-    offset = _key_light_offsets(batch.eye.device)
-    return (batch.key_light[..., None] + offset[:, None]).repeat_interleave(n // len(SAMPLES), 2)
+    radius = batch.light_radius[:, None] if isinstance(batch, VariedFrameBatch) else LIGHT_RADIUS
+    points = batch.key_light[..., None] + radius * _key_light_offsets(batch.eye.device)[:, None]
+    return points.repeat_interleave(n // len(SAMPLES), 2)
 
 
 def _key_light_offsets(device: torch.device) -> Tensor:
-    """Return the point on the key light (3, samples) for each sample, relative to its centre."""
+    """Return the point on a key light of radius 1 (3, samples) for each sample, relative to its centre."""
     angles = [2 * math.pi * (i + 0.5) / len(SAMPLES) for i in range(len(SAMPLES))]
     rows = [[f(a) for a in angles] for f in (math.cos, math.sin, lambda _: 0.0)]
-    return LIGHT_RADIUS * torch.tensor(rows, dtype=torch.float32, device=device)
+    return torch.tensor(rows, dtype=torch.float32, device=device)
 
 
 @functools.cache
 def _sample_table(device: torch.device) -> Tensor:
     """Return the offset of each sample in pixels and that of its point on the key light, (samples, 4)."""
     pixels = torch.tensor(SAMPLES, dtype=torch.float32, device=device)
-    return torch.cat([pixels, _key_light_offsets(device)[:2].T], 1).contiguous()
+    return torch.cat([pixels, LIGHT_RADIUS * _key_light_offsets(device)[:2].T], 1).contiguous()
 
 
 def _surface_properties(

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from cutslots.scenes import materials, physics, render, shapes
 from cutslots.scenes.physics import CANDIDATES
-from cutslots.scenes.scene_batch import Camera, Layout, SceneBatch, tensor
+from cutslots.scenes.scene_batch import Camera, Layout, SceneBatch, VariedLayout, VariedSceneBatch, tensor
+from cutslots.scenes.variation import GRAIN_SIZE, RANGES, Variation
 
 try:
     from cutslots.scenes import sample_triton as kernels
@@ -44,6 +45,8 @@ MIN_VISIBLE_RAYS = 3
 MIN_VISIBLE_FRAMES = 6
 
 MAX_ATTEMPTS = 1000  # per scene
+
+BORDER = 0.92  # largest image coordinate of the centre of an object, if scenes are not varied
 
 # The scenes that are left share this many attempts at once, up to MAX_TRIES each: in torch, and where kernels make
 # attempts cheap. There the number of batches counts.
@@ -163,17 +166,20 @@ def sample_scenes(
     indices: Sequence[int] | np.ndarray,
     num_objects: tuple[int, int] = (MIN_OBJECTS, MAX_OBJECTS),
     device: torch.device | str = "cpu",
+    variation: Variation = "none",
 ) -> SceneBatch:
     """Return the scenes at these addresses as tensors, on the device if it is a GPU of CUDA, else on the CPU.
 
-    An invalid scene is sampled again, independently of the others.
+    An invalid scene is sampled again, independently of the others. Varied scenes have addresses of their own.
     """
+    group = family if variation == "none" else f"{family} {variation}"
+    make, complete = (_attempt, _complete) if variation == "none" else (_attempt_varied, _complete_varied)
     index = np.asarray(indices, dtype=np.int64).reshape(-1)
     device = torch.device(device if torch.device(device).type == "cuda" else "cpu")  # others may have no float64
     at = torch.from_numpy(index).to(device)
     # All attempts at a scene have the same number of objects. Otherwise crowded scenes would be rare.
     low, high = num_objects
-    count = HashRNG(family, split, seed, at, 0 * at).choice("count", range(low, high + 1))
+    count = HashRNG(group, split, seed, at, 0 * at).choice("count", range(low, high + 1))
     has_kernels = _has_kernels(at.device)
     remaining, attempt = np.arange(len(index)), 0
     accepted: list[Layout] = []
@@ -185,8 +191,8 @@ def sample_scenes(
         tries = min(max(tries, 1), MAX_TRIES[has_kernels])
         row = torch.from_numpy(remaining).to(device).repeat_interleave(tries)
         number = torch.arange(attempt, attempt + tries, device=device).repeat(len(remaining))
-        rng = HashRNG(family, split, seed, at[row], number)
-        layouts, is_valid = _attempt(family, rng, count[row])
+        rng = HashRNG(group, split, seed, at[row], number)
+        layouts, is_valid = make(family, rng, count[row])
         valid = is_valid.cpu().numpy().reshape(len(remaining), tries)
         found = valid.any(1)
         first = torch.from_numpy((np.arange(len(remaining)) * tries + valid.argmax(1))[found]).to(device)
@@ -200,26 +206,46 @@ def sample_scenes(
                 "use another seed or fewer objects"
             )
     order = torch.from_numpy(np.argsort(np.concatenate(accepted_rows), kind="stable")).to(device)
-    return _complete(family, Layout.concatenate(accepted).select(order), HashRNG.from_keys(torch.cat(keys)[order]))
+    return complete(
+        family, type(accepted[0]).concatenate(accepted).select(order), HashRNG.from_keys(torch.cat(keys)[order])
+    )
 
 
 def _attempt(name: str, rng: HashRNG, count: Tensor) -> tuple[Layout, Tensor]:
     """Return one attempt at the layout of every scene, and which of them are valid (B,)."""
-    family, B, K, device = FAMILIES[name], len(rng.key), MAX_OBJECTS, rng.key.device
+    family, K, device = FAMILIES[name], MAX_OBJECTS, rng.key.device
     shape = rng.choice("shape", [shapes.NAMES.index(s) for s in family.shapes], K)
     size = rng.choice("size", family.sizes, K)
     eye = tensor([7.36, -6.93, 4.96], device) + rng.uniform("eye", -0.5, 0.5, 3)
     target = rng.uniform("target", -0.25, 0.25, 3) * tensor([1, 1, 0], device) + tensor([-0.45, 0.42, 0.2], device)
-    if family.frames == 1:
-        position, valid = _place(rng, Camera(eye, target), count, shape, size)
-        rotation = _yaw(rng.uniform("turn", 0, 2 * np.pi, K))[:, None]
-        position, velocity = position[:, None], position.new_zeros(B, 1, K, 3)
-    else:
-        position, rotation, velocity, valid = physics.simulate(rng, count, shape, size, family.frames)
+    position, rotation, velocity, valid = _arrange(family, rng, Camera(eye, target), count, shape, size)
     layouts = Layout(count, shape, size, position, rotation, velocity, eye, target)
-    visible = render.count_visible_pixels(layouts, VISIBILITY_SIZE) >= MIN_VISIBLE_RAYS
+    return layouts, valid & _all_visible(layouts, family)
+
+
+def _arrange(
+    family: Family,
+    rng: HashRNG,
+    camera: Camera,
+    count: Tensor,
+    shape: Tensor,
+    size: Tensor,
+    border: float | Tensor = BORDER,
+) -> tuple[Tensor, ...]:
+    """Return position, rotation and velocity of all objects in all frames, and which scenes had room (B,)."""
+    if family.frames > 1:
+        return physics.simulate(rng, count, shape, size, family.frames)
+    position, valid = _place(rng, camera, count, shape, size, border)
+    rotation = _yaw(rng.uniform("turn", 0, 2 * np.pi, MAX_OBJECTS))[:, None]
+    return position[:, None], rotation, torch.zeros_like(position)[:, None], valid
+
+
+def _all_visible(scenes: Layout, family: Family) -> Tensor:
+    """Return whether enough rays hit every object (B,)."""
+    visible = render.count_visible_pixels(scenes, VISIBILITY_SIZE) >= MIN_VISIBLE_RAYS
     visible = visible.sum(1) >= min(MIN_VISIBLE_FRAMES, family.frames)
-    return layouts, valid & (visible | (torch.arange(K, device=device) >= count[:, None])).all(1)
+    padding = torch.arange(MAX_OBJECTS, device=visible.device) >= scenes.count[:, None]
+    return (visible | padding).all(1)
 
 
 def _complete(name: str, layouts: Layout, rng: HashRNG) -> SceneBatch:
@@ -246,13 +272,15 @@ def _lights(rng: HashRNG) -> tuple[Tensor, Tensor, Tensor]:
     return key, fill, torch.stack([rng.uniform(name, low, high) for name, low, high in ranges], 1)
 
 
-def _place(rng: HashRNG, camera: Camera, count: Tensor, shape: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+def _place(
+    rng: HashRNG, camera: Camera, count: Tensor, shape: Tensor, size: Tensor, border: float | Tensor
+) -> tuple[Tensor, Tensor]:
     """Return centres (B, K, 3) of objects on the ground, in view and not touching, and which scenes had room (B,)."""
     (B, K), device = shape.shape, shape.device
     radius, height = (tensor(x, device)[shape] * size for x in (shapes.GROUND_RADIUS, shapes.REST_HEIGHT))
     candidates = rng.uniform("spot", -3.6, 3.6, K, CANDIDATES, 2)
     candidates = torch.cat([candidates, height[..., None, None].expand(B, K, CANDIDATES, 1)], -1)
-    in_view = (camera.project(candidates).abs() < 0.92).all(-1)
+    in_view = (camera.project(candidates).abs() < border).all(-1)
     position, valid = candidates.new_zeros(B, K, 3), torch.ones(B, dtype=torch.bool, device=device)
     for k in range(K):
         offset = candidates[:, k, :, None, :2] - position[:, None, :k, :2]
@@ -309,3 +337,102 @@ def _yaw(angle: Tensor) -> Tensor:
     c, s = _on_host(lambda x: np.stack([np.cos(x), np.sin(x)]), angle)
     zero, one = torch.zeros_like(angle), torch.ones_like(angle)
     return torch.stack([c, -s, zero, s, c, zero, zero, zero, one], -1).reshape(*angle.shape, 3, 3)
+
+
+# -------------------------------------------------------------------------------------------------------------- varied
+
+
+def _attempt_varied(name: str, rng: HashRNG, count: Tensor) -> tuple[Layout, Tensor]:
+    """Return one attempt at the layout of every varied scene, and which of them are valid (B,)."""
+    family, K, device = FAMILIES[name], MAX_OBJECTS, rng.key.device
+    shape = rng.choice("shape", [shapes.NAMES.index(s) for s in family.shapes], K)
+    size = rng.choice("size", family.sizes, K) * _vary(rng, "object size", K)
+    target = rng.uniform("target", -0.4, 0.4, 3) * tensor([1, 1, 0], device) + tensor([0, 0, 0.2], device)
+    eye = target + _on_sphere(rng, "camera", _vary(rng, "camera distance"))
+    half_width = _on_host(np.tan, _vary(rng, "field of view") * (np.pi / 360))
+    camera, border = Camera(eye, target, half_width), _vary(rng, "border")[:, None, None, None]
+    position, rotation, velocity, valid = _arrange(family, rng, camera, count, shape, size, border)
+    layouts = VariedLayout(count, shape, size, position, rotation, velocity, eye, target, half_width)
+    return layouts, valid & _all_visible(layouts, family)
+
+
+def _complete_varied(name: str, layouts: Layout, rng: HashRNG) -> SceneBatch:
+    """Return varied scenes with these layouts."""
+    color, material, palette, finish = _varied_surfaces(FAMILIES[name], rng)
+    key, fill, strength, radius, light, sensor = _varied_lights(rng)
+    return VariedSceneBatch(
+        **vars(layouts),
+        color=color,
+        material=material,
+        palette=palette,
+        finish=finish,
+        key_light=key,
+        fill_light=fill,
+        light_strength=strength,
+        light_radius=radius,
+        light=light,
+        sensor=sensor,
+    )
+
+
+def _vary(rng: HashRNG, name: str, *shape: int) -> Tensor:
+    return rng.uniform(name, *RANGES[name], *shape)
+
+
+def _on_sphere(rng: HashRNG, name: str, radius: Tensor) -> Tensor:
+    """Return points (B, 3) at the azimuth and elevation of this name."""
+    azimuth, elevation = (_vary(rng, f"{name} {angle}") * (np.pi / 180) for angle in ("azimuth", "elevation"))
+    across = radius * _on_host(np.cos, elevation)
+    x, y = across * _on_host(np.cos, azimuth), across * _on_host(np.sin, azimuth)
+    return torch.stack([x, y, radius * _on_host(np.sin, elevation)], 1)
+
+
+def _varied_lights(rng: HashRNG) -> tuple[Tensor, ...]:
+    """Return the fields of light, and those of `VariedSceneBatch`."""
+    distance = RANGES["light distance"]
+    positions = [_on_sphere(rng, name, rng.uniform(f"{name} distance", *distance)) for name in ("key", "fill", "back")]
+    key = torch.ones_like(positions[0][:, 0])
+    fill, back, ambient = (_vary(rng, f"{name} strength") for name in ("fill", "back", "ambient"))
+    # The sum of what the lights give to the ground at the origin is the exposure. So no scene is too dark or bright.
+    given = ambient + key * _height(positions[0]) + fill * _height(positions[1]) + back * _height(positions[2])
+    gain = _vary(rng, "exposure") / given
+    strength = torch.stack([key, fill, ambient], 1) * gain[:, None]
+    light = torch.cat([positions[2], torch.stack([back * gain, _vary(rng, "falloff"), _vary(rng, "polish")], 1)], 1)
+    return positions[0], positions[1], strength, _vary(rng, "key radius"), light, _sensor(rng)
+
+
+def _height(position: Tensor) -> Tensor:
+    """Return the sine of the elevation of points (B, 3)."""
+    x, y, z = position.unbind(1)
+    return z / (x * x + y * y + z * z).sqrt()
+
+
+def _sensor(rng: HashRNG) -> Tensor:
+    """Return the properties of the sensor (B, 9), in the order of `VariedSceneBatch`."""
+    warmth, tint = _vary(rng, "warmth"), _vary(rng, "tint")
+    others = [_vary(rng, name) for name in ("tone", "haze", "vignette", "noise")]
+    place = rng.choice("grain", range(GRAIN_SIZE), 2).double()
+    return torch.cat([torch.stack([1 + warmth, 1 + tint, 1 - warmth, *others], 1), place], 1)
+
+
+def _varied_surfaces(family: Family, rng: HashRNG) -> tuple[Tensor, ...]:
+    """Return color, material, palette and finish of the ground and of every object, with other patterns and grays."""
+    color, material, palette, finish = _surfaces(family, rng)
+    if family.textured:
+        # Surfaces of one material share their pattern.
+        S = 1 if family.one_material else MAX_OBJECTS + 1
+        low, high = np.log(RANGES["pattern scale"])
+        scale = _on_host(np.exp, rng.uniform("pattern scale", low, high, S, 1)).expand(-1, MAX_OBJECTS + 1, 1)
+        finish = torch.cat([scale, finish[..., 1:]], 2)
+        palette = _scale_about_mean(palette, _vary(rng, "pattern contrast", S, 1, 1), 2)
+    else:
+        palette[:, 0] = _vary(rng, "ground", 1, 1)
+    saturation = _vary(rng, "saturation", 1, 1, 1)
+    return color, material, _scale_about_mean(palette, saturation, 3).clamp(0, 1), finish
+
+
+def _scale_about_mean(x: Tensor, factor: Tensor, dim: int) -> Tensor:
+    """Return x with its differences from the mean of the three entries along an axis scaled."""
+    first, second, third = x.unbind(dim)
+    mean = ((first + second + third) / (0 * first + 3)).unsqueeze(dim)  # CUDA divides inexactly by a number
+    return mean + factor * (x - mean)

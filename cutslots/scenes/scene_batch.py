@@ -38,6 +38,10 @@ class Layout:
         """Return the scenes in these rows."""
         return type(self)(**{name: value[rows] for name, value in vars(self).items()})
 
+    def cameras(self, rows: Any = slice(None)) -> Camera:
+        """Return the cameras of the scenes in these rows, which are tensors."""
+        return Camera(self.camera[rows], self.target[rows])
+
     @classmethod
     def concatenate(cls, batches: Sequence[Self]) -> Self:
         """Return all scenes of these batches, in order."""
@@ -59,11 +63,11 @@ class SceneBatch(Layout):
 
     def to(self, device: torch.device | str) -> SceneBatch:
         """Return the scenes as tensors on the device."""
-        return SceneBatch(**{name: torch.as_tensor(value).to(device) for name, value in vars(self).items()})
+        return type(self)(**{name: torch.as_tensor(value).to(device) for name, value in vars(self).items()})
 
     def numpy(self) -> SceneBatch:
         """Return the scenes as arrays."""
-        return SceneBatch(**{name: torch.as_tensor(value).cpu().numpy() for name, value in vars(self).items()})
+        return type(self)(**{name: torch.as_tensor(value).cpu().numpy() for name, value in vars(self).items()})
 
     def scale_textures(self, strength: Any) -> SceneBatch:
         """Return the scenes with textures at these strengths (B,) in [0, 1].
@@ -84,13 +88,37 @@ class SceneBatch(Layout):
         return replace(self, palette=palette)
 
 
+@dataclass
+class VariedLayout(Layout):
+    """The layouts of scenes of `variation="v1"`, whose cameras have fields of view of their own."""
+
+    half_width: Any  # (B,) of the image plane at distance 1
+
+    def cameras(self, rows: Any = slice(None)) -> Camera:
+        return Camera(self.camera[rows], self.target[rows], self.half_width[rows])
+
+
+@dataclass
+class VariedSceneBatch(SceneBatch):
+    """Scenes of `variation="v1"`, whose light and camera have more properties. See `variation.RANGES`."""
+
+    half_width: Any  # (B,) of the image plane at distance 1
+    light_radius: Any  # (B,) of the key light
+    light: Any  # (B, 6) position of the back light (3), its strength, falloff, polish of metal
+    sensor: Any  # (B, 9) gains of red, green and blue, tone, haze, vignette, noise, row and column of the noise
+
+    def cameras(self, rows: Any = slice(None)) -> Camera:
+        return Camera(self.camera[rows], self.target[rows], self.half_width[rows])
+
+
 class Camera:
     """Pinhole cameras of B scenes. Tensors have shape (B, ...)."""
 
     half_width = math.tan(math.radians(FIELD_OF_VIEW) / 2)  # of the image plane at distance 1
 
-    def __init__(self, eye: Tensor, target: Tensor) -> None:
+    def __init__(self, eye: Tensor, target: Tensor, half_width: Tensor | None = None) -> None:
         self.eye = eye
+        self.half_widths = torch.full_like(eye[:, 0], self.half_width) if half_width is None else half_width  # (B,)
         self.forward = _normalize(target - eye)
         self.right = _normalize(cross(self.forward, tensor([0.0, 0.0, 1.0], eye.device).to(eye).expand_as(eye)))
         self.down = cross(self.forward, self.right)
@@ -100,7 +128,7 @@ class Camera:
         broadcast = (-1, *[1] * (points.ndim - 2), 3)
         offset = points - self.eye.reshape(broadcast)
         x, y, z = (dot(offset, axis.reshape(broadcast)) for axis in (self.right, self.down, self.forward))
-        return torch.stack([x, y], -1) / (self.half_width * z)[..., None]
+        return torch.stack([x, y], -1) / (self.half_widths.reshape(broadcast[:-1]) * z)[..., None]
 
 
 def tensor(values: Any, device: torch.device | str) -> Tensor:

@@ -93,7 +93,8 @@ def curriculum(config: RunConfig, fabric: Fabric, count: int, step: int) -> Curr
 def _variant(textures: Textures, count: int, seed: int, config: RunConfig, fabric: Fabric) -> Dataset:
     """Return as many scenes of the run's family with other textures. Their seed differs from the run's scenes, 0."""
     like: Scenes = open_split(config, "train", count)
-    scenes = Scenes(like.family, "train", like.image_size, seed, len(like), like.num_objects, textures)
+    size = (like.image_size, seed, len(like))
+    scenes = Scenes(like.family, "train", *size, like.num_objects, textures, like.variation)
     return _load(scenes, config, fabric, f"{data_text(config.data)}, {textures}")
 
 

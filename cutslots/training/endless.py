@@ -102,7 +102,8 @@ class EndlessLoader(TrainLoader):
         size, scenes = self.config.batch_size, self.scenes
         indices = np.concatenate([self._share(np.arange(step * size, (step + 1) * size)) for step in steps])
         seed, where = self.config.seed, self.fabric.device
-        contents = sample_scenes(scenes.family, "train", seed, indices, scenes.num_objects, where)
+        address = (scenes.family, "train", seed, indices)
+        contents = sample_scenes(*address, scenes.num_objects, where, scenes.variation)
         device = contents.count.device
         strength = np.concatenate([self._strength(step) for step in steps])
         if (strength < 1).any():

@@ -223,7 +223,7 @@ def test_values_of_every_type(plugin):
         ("plain:", "data is 'plain:'; expected numbers of objects as in plain:2-5"),
         ("plain:x", "data is 'plain:x'; expected numbers of objects as in plain:2-5"),
         ("plain:5-2", r"num_objects is \(5, 2\); expected a range between 1 and 10"),
-        ("plain:size=3", "dataset 'plain' has no option 'size'; its options are num_objects$"),
+        ("plain:size=3", "dataset 'plain' has no option 'size'; its options are num_objects, variation$"),
         ("plain:num_objects=x", "data is 'plain:num_objects=x', where num_objects is 'x'; expected MIN-MAX"),
         ("folder:resize=crop", "dataset 'folder' lacks path$"),
         ("folder:resize=pad,path=a", "data is .*, where resize is 'pad'; expected one of stretch, crop$"),
