@@ -1,20 +1,25 @@
-"""Random augmentations of batches of images, for `cutslots pretrain`: torch operations on the device of the images.
+"""Random augmentations of batches of images: torch operations on the device of the images.
 
-Images are (B, 3, H, W) with values in [0, 1]. Each image has random numbers of its own. They come from torch's
-generator, which the training loop seeds before every step: a resumed run sees the same views.
+Images are (B, 3, H, W) with values in [0, 1]. Each image has random numbers of its own. For `cutslots pretrain` they
+come from torch's generator, which the training loop seeds before every step: a resumed run sees the same views.
 
     random_crops         a box of random area and aspect ratio, resized to the image, bilinearly
     random_flips         left to right
     color_jitter         brightness, contrast, saturation and hue, in this order
     random_grayscale     the luma of ITU-R BT.601, as Pillow has it
     random_blur          a Gaussian of random width
+
+The loader of `cutslots train` passes random numbers of its own, which do not depend on the number of processes:
+
+    Distortion           which of these changes a run makes, and how strong they are
+    distort              crops, colors, blur and noise, of images or clips; those of a clip are the same in all frames
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -71,7 +76,12 @@ def random_crops(image: Tensor, min_area: float) -> Tensor:
 
 def random_boxes(image: Tensor, min_area: float) -> Tensor:
     """Return boxes (B, 4) in the units of the image: top, left, height, width, from 0 to 1."""
-    area, aspect, top, left = _uniform(image, 4)
+    return to_boxes(_uniform(image, 4), min_area)
+
+
+def to_boxes(numbers: Tensor, min_area: float) -> Tensor:
+    """Return boxes (B, 4) of random numbers (4, B): of area, aspect ratio, top and left."""
+    area, aspect, top, left = numbers
     area = min_area + (1 - min_area) * area
     ratio = torch.exp(MAX_LOG_ASPECT * (2 * aspect - 1))
     height, width = (area / ratio).sqrt().clamp(max=1), (area * ratio).sqrt().clamp(max=1)
@@ -157,9 +167,13 @@ def _blend(image: Tensor, other: Tensor, factor: Tensor) -> Tensor:
 
 def random_blur(image: Tensor, probability: float) -> Tensor:
     """Return some images blurred by Gaussians of random width."""
+    return _select(image, probability, _blur_by(image, _uniform(image, 1)[0]))
+
+
+def _blur_by(image: Tensor, numbers: Tensor) -> Tensor:
+    """Return images blurred by Gaussians whose widths follow from random numbers (B,)."""
     largest = MAX_SIGMA * min(image.shape[-2:])
-    sigma = largest * (0.05 + 0.95 * _uniform(image, 1)[0])
-    return _select(image, probability, blur(image, sigma, math.ceil(3 * largest)))
+    return blur(image, largest * (0.05 + 0.95 * numbers), math.ceil(3 * largest))
 
 
 def blur(image: Tensor, sigma: Tensor, radius: int) -> Tensor:
@@ -184,3 +198,51 @@ def _select(image: Tensor, probability: float, changed: Tensor) -> Tensor:
 def _uniform(image: Tensor, count: int) -> Tensor:
     """Return uniform random numbers (count, B), float32."""
     return torch.rand(count, image.shape[0], device=image.device)
+
+
+# --------------------------------------------------------------------------------------------- cutslots train
+
+
+class Distortion(NamedTuple):
+    """How strongly `cutslots train` changes images. By default it does not."""
+
+    min_crop_area: float = 1.0  # smallest area of a box, relative to the image
+    brightness: float = 0.0  # largest difference of the factor from 1; so for contrast and saturation
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0  # largest rotation, in turns
+    blur: float = 0.0  # probability
+    noise: float = 0.0  # largest standard deviation, for values from 0 to 1
+
+
+Draw = Callable[[str, int], Tensor]  # random numbers in [0, 1), (count, B), of the change with this name
+
+
+def distort(image: Tensor, strength: Distortion, draw: Draw, noise: Callable[[torch.Size], Tensor]) -> Tensor:
+    """Return changed uint8 images (B, 3, H, W) or clips (B, T, 3, H, W). `noise` returns normal numbers of a shape."""
+    frames = image.shape[1] if image.ndim == 5 else 1
+
+    def numbers(name: str, count: int = 1) -> Tensor:
+        return draw(name, count).to(image.device, torch.float32).repeat_interleave(frames, 1)
+
+    with full_precision(image):
+        view = image.reshape(-1, *image.shape[-3:]) / 255
+        if strength.min_crop_area < 1:
+            view = crop(view, to_boxes(numbers("crop", 4), strength.min_crop_area))
+        for name, change in COLOR_CHANGES.items():
+            if largest := getattr(strength, name):
+                view = change(view, largest * (2 * numbers(name)[0] - 1))
+        if strength.blur:
+            width, chosen = numbers("blur", 2)
+            view = torch.where((chosen < strength.blur).view(-1, 1, 1, 1), _blur_by(view, width), view)
+        if strength.noise:
+            view = view + (strength.noise * numbers("noise")[0]).view(-1, 1, 1, 1) * noise(image.shape).view_as(view)
+        return (255 * view.clamp(0, 1) + 0.5).to(torch.uint8).view_as(image)
+
+
+COLOR_CHANGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "brightness": lambda image, change: adjust_brightness(image, 1 + change),
+    "contrast": lambda image, change: adjust_contrast(image, 1 + change),
+    "saturation": lambda image, change: adjust_saturation(image, 1 + change),
+    "hue": rotate_hue,
+}

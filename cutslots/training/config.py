@@ -14,6 +14,7 @@ from cutslots.data.registry import DATASETS, DatasetConfig
 from cutslots.models.discovery import MODELS, ModelConfig
 from cutslots.modules.encoders import ENCODERS, EncoderConfig
 from cutslots.registry import Range, Registry, Steps, check_option, options, plugins_of, validate_nested
+from cutslots.training.augment import Distortion
 from cutslots.training.losses import LOSSES, LossConfig
 from cutslots.training.objectives import OBJECTIVES, ObjectiveConfig
 
@@ -103,6 +104,11 @@ class RunConfig:
         return False
 
     @property
+    def distortion(self) -> Distortion:
+        """How strongly the loader changes images at random."""
+        return Distortion()
+
+    @property
     def validates_on_videos(self) -> bool:
         """Whether videos are validated on as videos. Otherwise their frames are images."""
         return False
@@ -149,6 +155,20 @@ class TrainConfig(RunConfig):
     """Largest distance between successive frames of a clip, for models of clips; 1 for consecutive frames."""
     horizontal_flips: bool = False
     """Augmentation: flip images at random, left to right."""
+    min_crop_area: Annotated[float, Range(0.01, 1)] = 1.0
+    """Augmentation: smallest area of random crops, which are resized to the image. 1: no crops."""
+    brightness_jitter: Annotated[float, Range(0, 1)] = 0.0
+    """Augmentation: brightness is multiplied by 1 plus or minus up to this."""
+    contrast_jitter: Annotated[float, Range(0, 1)] = 0.0
+    """Augmentation: differences from the mean are multiplied by 1 plus or minus up to this."""
+    saturation_jitter: Annotated[float, Range(0, 1)] = 0.0
+    """Augmentation: differences from gray are multiplied by 1 plus or minus up to this."""
+    hue_jitter: Annotated[float, Range(0, 0.5)] = 0.0
+    """Augmentation: hues are rotated by up to this, in turns."""
+    blur_probability: Annotated[float, Range(0, 1)] = 0.0
+    """Augmentation: probability of a Gaussian blur of up to 1/112 of the smaller side."""
+    noise_sigma: Annotated[float, Range(0, 1)] = 0.0
+    """Augmentation: largest standard deviation of Gaussian noise, for values from 0 to 1."""
     init_from: str | None = None
     """Initialise from a checkpoint of the same model, to fine-tune it: a run folder, a .safetensors file or a name."""
 
@@ -159,6 +179,11 @@ class TrainConfig(RunConfig):
     @property
     def frames(self) -> int:
         return self.model.frames
+
+    @property
+    def distortion(self) -> Distortion:
+        colors = (self.brightness_jitter, self.contrast_jitter, self.saturation_jitter, self.hue_jitter)
+        return Distortion(self.min_crop_area, *colors, self.blur_probability, self.noise_sigma)
 
     @property
     def validates_on_videos(self) -> bool:

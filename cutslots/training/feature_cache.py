@@ -44,6 +44,7 @@ from cutslots.dataset import (
 from cutslots.files import Layout, errors_name_path, output_folder, progress, read_json, write_json
 from cutslots.models.discovery import Discovery, ModelOutput
 from cutslots.modules.encoders import Encoder
+from cutslots.training.augment import Distortion
 from cutslots.training.config import TrainConfig
 from cutslots.training.data import open_training_data, training_samples
 from cutslots.training.losses import LOSSES
@@ -131,6 +132,8 @@ def _no_cache_reason(config: TrainConfig) -> str | None:
     data, loss = config.data, LOSSES.build(config.loss)
     if config.horizontal_flips:
         return "images are flipped at random (--no-horizontal-flips)"
+    if config.distortion != Distortion():
+        return "images are augmented at random (--min-crop-area, --brightness-jitter and the like)"
     if config.num_images == "endless":
         return "images never repeat (--num-images endless)"
     if isinstance(data, TexturedSceneConfig) and (data.texture_ramp_end or data.low_contrast):

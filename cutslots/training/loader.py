@@ -17,11 +17,13 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from cutslots.dataset import Dataset
+from cutslots.training.augment import Distortion, distort
 from cutslots.training.config import RunConfig
 from cutslots.training.data import Curriculum
 from cutslots.training.schedules import texture_range
 
 FLIP, TEXTURE_STRENGTH, LOW_CONTRAST = 1, 7, 8  # streams of random numbers
+DISTORTIONS = {"crop": 9, "brightness": 10, "contrast": 11, "saturation": 12, "hue": 13, "blur": 14, "noise": 15}
 
 
 class TrainLoader:
@@ -61,13 +63,30 @@ class TrainLoader:
     def _prepare(self, step: int) -> Tensor:
         image = self._images(step)
         with self.preparing:
-            return self._flipped(step, image)
+            return self._distorted(step, self._flipped(step, image))
 
     def _flipped(self, step: int, image: Tensor) -> Tensor:
         if not self.config.horizontal_flips:
             return image
         flipped = self._share(self._random(step, FLIP).random(self.config.batch_size)) < 0.5
         return select_images(flipped, image.flip(-1), image)
+
+    def _distorted(self, step: int, image: Tensor) -> Tensor:
+        if self.config.distortion == Distortion():
+            return image
+
+        def draw(name: str, count: int) -> Tensor:
+            numbers = self._random(step, DISTORTIONS[name]).random((self.config.batch_size, count))
+            return torch.from_numpy(self._share(numbers).T.copy())
+
+        return distort(image, self.config.distortion, draw, lambda shape: self._noise(step, shape, image.device))
+
+    def _noise(self, step: int, shape: torch.Size, device: torch.device) -> Tensor:
+        """Return normal numbers for the images of this process, which are those of one process: all are drawn."""
+        seed = int(self._random(step, DISTORTIONS["noise"]).integers(2**63))
+        generator = torch.Generator(device).manual_seed(seed)
+        noise = torch.randn(self.config.batch_size, *shape[1:], generator=generator, device=device)
+        return noise[self.fabric.global_rank * shape[0] :][: shape[0]]
 
     def _images(self, step: int) -> Tensor:
         with self.preparing:

@@ -9,7 +9,9 @@ from PIL import Image, ImageEnhance
 from scipy.ndimage import gaussian_filter
 
 from cutslots.training.augment import (
+    MAX_SIGMA,
     Augmentation,
+    Distortion,
     adjust_brightness,
     adjust_contrast,
     adjust_saturation,
@@ -18,6 +20,7 @@ from cutslots.training.augment import (
     color_jitter,
     crop,
     crop_and_flip,
+    distort,
     luma,
     random_blur,
     random_boxes,
@@ -25,6 +28,7 @@ from cutslots.training.augment import (
     random_flips,
     random_grayscale,
     rotate_hue,
+    to_boxes,
 )
 
 STRENGTH = Augmentation()
@@ -191,3 +195,90 @@ def test_views_have_values_of_images(image):
 def test_crops_of_uniform_images_are_uniform():
     image = torch.tensor([0.2, 0.5, 0.9]).view(1, 3, 1, 1).expand(3, -1, 9, 7)
     torch.testing.assert_close(random_crops(image, 0.1), image)
+
+
+# ------------------------------------------------------------------------------------------------------ cutslots train
+
+
+def draws(**numbers):
+    """Return what the loader passes: the numbers (count, B) of each change."""
+    return lambda name, count: torch.tensor(numbers[name], dtype=torch.float64).reshape(count, -1)
+
+
+def no_noise(shape):
+    raise AssertionError("no noise was asked for")
+
+
+@pytest.fixture
+def pixels():
+    return torch.randint(0, 256, (2, 3, 12, 20), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def to_bytes(image):
+    return (255 * image.clamp(0, 1) + 0.5).to(torch.uint8)
+
+
+def test_no_distortion_returns_the_same_bytes(pixels):
+    every = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, 16, 16)
+    for image in (pixels, every):
+        assert distort(image, Distortion(), draws(), no_noise).equal(image)
+
+
+def test_distorted_crops(pixels):
+    numbers = [[0.2, 0.9], [0.5, 0.1], [0.3, 0.0], [0.7, 1.0]]
+    found = distort(pixels, Distortion(min_crop_area=0.4), draws(crop=numbers), no_noise)
+    for i, (area, aspect, top, left) in enumerate(zip(*numbers, strict=True)):
+        area, ratio = 0.4 + 0.6 * area, math.exp(math.log(4 / 3) * (2 * aspect - 1))
+        height, width = min(1, math.sqrt(area / ratio)), min(1, math.sqrt(area * ratio))
+        box = torch.tensor([[top * (1 - height), left * (1 - width), height, width]])
+        torch.testing.assert_close(to_boxes(torch.tensor(numbers), 0.4)[i : i + 1], box)
+        expected = to_bytes(crop(pixels[i : i + 1] / 255, box))
+        assert (found[i].int() - expected[0].int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        ("brightness", lambda x, by: adjust_brightness(x, 1 + by)),
+        ("contrast", lambda x, by: adjust_contrast(x, 1 + by)),
+        ("saturation", lambda x, by: adjust_saturation(x, 1 + by)),
+        ("hue", rotate_hue),
+    ],
+)
+def test_distorted_colors(pixels, name, change):
+    found = distort(pixels, Distortion(**{name: 0.4}), draws(**{name: [[0.0, 0.75]]}), no_noise)
+    assert found.equal(to_bytes(change(pixels / 255, torch.tensor([-0.4, 0.2]))))
+    assert not found.equal(pixels)
+
+
+def test_distorted_brightness_in_numbers():
+    gray = torch.full((2, 3, 4, 4), 100, dtype=torch.uint8)
+    found = distort(gray, Distortion(brightness=0.4), draws(brightness=[[0.0, 1.0]]), no_noise)
+    assert found.unique(dim=0)[:, 0, 0, 0].tolist() == [60, 140]
+
+
+def test_some_images_are_blurred():
+    image = torch.randint(0, 256, (3, 3, 120, 150), dtype=torch.uint8)
+    numbers = [[0.5, 0.5, 1.0], [0.29, 0.31, 0.1]]  # widths, and the choice
+    found = distort(image, Distortion(blur=0.3), draws(blur=numbers), no_noise)
+    assert found[1].equal(image[1])
+    for i in (0, 2):
+        sigma = MAX_SIGMA * 120 * (0.05 + 0.95 * numbers[0][i])
+        smooth = gaussian_filter(image[i].double().numpy(), (0, sigma, sigma), mode="nearest", radius=(0, 4, 4))
+        assert np.abs(found[i].numpy() - smooth).max() < 0.51
+
+
+def test_noise_is_added(pixels):
+    normal = torch.randn(pixels.shape, generator=torch.Generator().manual_seed(1))
+    found = distort(pixels, Distortion(noise=0.1), draws(noise=[[0.5, 0.0]]), lambda shape: normal)
+    assert found[0].equal(to_bytes(pixels[0] / 255 + 0.05 * normal[0])) and found[1].equal(pixels[1])
+
+
+def test_frames_of_a_clip_have_one_crop_and_one_color(pixels):
+    clips = pixels[:, None].expand(-1, 3, -1, -1, -1)
+    strength = Distortion(0.3, 0.4, 0.4, 0.4, 0.2, 0.9)
+    numbers = {name: [[0.1, 0.8]] for name in ("brightness", "contrast", "saturation", "hue")}
+    draw = draws(crop=[[0.2, 0.9]] * 4, blur=[[0.2, 0.9], [0.0, 0.0]], **numbers)
+    found = distort(clips, strength, draw, no_noise)
+    assert found.shape == clips.shape and found.equal(found[:, :1].expand_as(found))
+    assert found[:, 0].equal(distort(pixels, strength, draw, no_noise))

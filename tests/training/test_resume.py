@@ -205,6 +205,15 @@ def test_max_minutes_ends_a_run(tmp_path):
     assert weights(folder) == before, "a run whose time is up is finished"
 
 
+def test_augmentations_are_the_same_after_resuming(tmp_path):
+    options = {"min_crop_area": 0.5, "brightness_jitter": 0.3, "blur_probability": 0.5, "noise_sigma": 0.05}
+    augmented = weights(train(small(tmp_path / "one", max_steps=6, **options)))
+    for steps in (3, 6):
+        train(small(tmp_path / "resumed", max_steps=steps, **options))
+    assert weights(tmp_path / "resumed") == augmented
+    assert weights(train(small(tmp_path / "none", max_steps=6))) != augmented
+
+
 def test_flips_are_the_same_after_resuming(tmp_path):
     flipped = weights(train(small(tmp_path / "one", max_steps=6, horizontal_flips=True)))
     for steps in (3, 6):

@@ -21,6 +21,7 @@ CASES = {
     "penalty": {"loss__foreground_penalty": 0.1, "loss__foreground_penalty_start": 4},
     "no clipping": {"grad_clip": 0.0},
     "flips": {"horizontal_flips": True},
+    "augmentation": {"min_crop_area": 0.5, "hue_jitter": 0.1, "blur_probability": 0.5, "noise_sigma": 0.05},
     "bf16": {"precision": "bf16-mixed"},
     "compiled": {"compile": "on"},
     "compiled, bf16": {"compile": "on", "precision": "bf16-mixed"},
