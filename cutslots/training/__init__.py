@@ -9,7 +9,8 @@ In reading order:
     data         the datasets of a run
     loader       the images of each step
     loop         the training loop
-    augment, objectives, pretrain    the same loop trains encoders without labels (pretrain_presets: named configs)
+    augment      random changes of images
+    objectives, pretrain    the same loop trains encoders without labels (pretrain_presets: named configs)
     run_folder   claiming and resuming a run folder; the training state
     logger       metrics, progress, checkpoints (tensorboard: curves; report: the page)
 """

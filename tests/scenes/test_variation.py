@@ -171,7 +171,7 @@ def test_object_ranges(textured):
     nearest = np.take_along_axis(factor, np.abs(np.log(factor)).argmin(1)[:, None], 1)
     assert nearest.min() >= 0.87 and nearest.max() <= 1.15
     scale = np.log(textured.finish[..., 0])
-    assert scale.min() >= np.log(0.15) and scale.max() <= np.log(1.5) and abs(scale.mean() - np.log(0.474)) < 0.1
+    assert scale.min() >= np.log(0.1) and scale.max() <= np.log(1.2) and abs(scale.mean() - np.log(0.12) / 2) < 0.1
     cameras = sample("textured", 150).cameras()
     centre = cameras.project(torch.from_numpy(textured.position[:, 0])).abs().amax(-1).numpy()[present]
     assert 1 < centre.max() <= RANGES["border"][1]
@@ -230,6 +230,14 @@ def test_lights_fall_off_with_the_squared_distance():
                 near, far = (position[:, 0, 0] ** 2).sum(), ((position[:, 0, 0] - point[:, 0, i]) ** 2).sum()
                 expected = start / (1 + falloff * (far / near - 1))
                 torch.testing.assert_close(power[0, i], expected)
+
+
+def test_ambient_light_falls_off_with_the_distance_from_the_origin():
+    point, strength = torch.tensor([[[0.0, 6.0, 8.0]], [[0.0, 0.0, -6.0]], [[0.5, 0.5, 0.5]]]), torch.tensor([[2.0]])
+    for falloff in (0.0, 0.5, 1.0):
+        found = variation.vary_ambient(torch.tensor([0.0, 0, 0, 0, falloff, 0])[:, None], point, strength)
+        expected = [2 / (1 + falloff * square / 36) for square in (0, 36, 100)]
+        assert found[0].tolist() == pytest.approx(expected)
 
 
 def test_polished_metal_is_darkest_at_the_horizon():
