@@ -370,8 +370,9 @@ def _key_light_offsets(device: torch.device) -> Tensor:
 @functools.cache
 def _sample_table(device: torch.device) -> Tensor:
     """Return the offset of each sample in pixels and that of its point on the key light, (samples, 4)."""
-    pixels = torch.tensor(SAMPLES, dtype=torch.float32, device=device)
-    return torch.cat([pixels, LIGHT_RADIUS * _key_light_offsets(device)[:2].T], 1).contiguous()
+    # Made on the CPU: the copy waits until it is done, so that any stream may use the table.
+    pixels = torch.tensor(SAMPLES, dtype=torch.float32, device="cpu")
+    return torch.cat([pixels, LIGHT_RADIUS * _key_light_offsets(torch.device("cpu"))[:2].T], 1).to(device)
 
 
 def _surface_properties(
