@@ -58,8 +58,8 @@ def test_splits_seeds_families_and_variations_share_no_scene():
 
 def test_other_scenes_are_as_before():
     """Digests of what these scenes contained before there were varied ones."""
-    names = "count shape size color position rotation velocity material palette finish camera target".split()
-    names += ["key_light", "fill_light", "light_strength"]
+    names = ["count", "shape", "size", "color", "position", "rotation", "velocity", "material", "palette", "finish"]
+    names += ["camera", "target", "key_light", "fill_light", "light_strength"]
     assert set(names) == {field.name for field in dataclasses.fields(SceneBatch)}
     for family, expected in {"plain": "f332bdd7182c", "textured": "fae490519f18", "camo": "e3309d695e34"}.items():
         scenes = sample_scenes(family, "train", 0, np.arange(40))
