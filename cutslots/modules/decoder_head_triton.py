@@ -32,9 +32,17 @@ class Launch(NamedTuple):
     sum_by_product: bool = False  # sum over pixels on tensor cores instead of by shuffles
 
 
-FORWARD = Launch(columns=128, steps=16, num_warps=8, num_stages=3)
-BACKWARD = Launch(columns=64, steps=94, num_warps=8, num_stages=2, max_registers=128)
+FORWARD = Launch(columns=128, steps=187, num_warps=8, num_stages=3)
+BACKWARD = Launch(columns=64, steps=94, num_warps=8, num_stages=3, max_registers=128)
 ACTIVATION = Launch(columns=64, steps=16, num_warps=8, num_stages=1)  # columns of 128 channels
+MIN_PROGRAMS = 256  # below, a GPU is not filled
+
+
+def _fit(launch: Launch, work: int, device: torch.device) -> Launch:
+    """Return the launch with fewer steps where there would be too few programs, and fewer stages on smaller GPUs."""
+    steps = next((steps for steps in (launch.steps, 16) if work >= MIN_PROGRAMS * steps), 1)
+    is_large = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+    return launch._replace(steps=steps, num_stages=launch.num_stages if is_large else 2)
 
 
 @triton.jit
@@ -172,8 +180,9 @@ def _activation_backward_kernel(
 def output_conv(x: Tensor, weight: Tensor, bias: Tensor, launch: Launch | None = None) -> Tensor:
     """Compute `decoder_head.output_conv`."""
     N, channels, half, W = x.shape
-    launch = launch or FORWARD
-    C, pairs, steps = channels // 2, N * half, launch.steps
+    C, pairs = channels // 2, N * half
+    launch = launch or _fit(FORWARD, pairs, x.device)
+    steps = launch.steps
     columns = min(W, launch.columns, 8192 // C)
     margin = int(columns < W)
     parts = -(-W // (columns - 2 * margin))
@@ -208,7 +217,7 @@ def output_conv_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `decoder_head.output_conv_backward`."""
     N, channels, half, W = x.shape
-    launch = launch or BACKWARD
+    launch = launch or _fit(BACKWARD, N * half * W // min(W, BACKWARD.columns), x.device)
     width, columns, steps = min(channels, launch.channels), min(W, launch.columns), launch.steps
     C, tiles = channels // 2, N * half * W // columns
     programs = -(-tiles // steps)

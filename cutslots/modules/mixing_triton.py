@@ -13,7 +13,7 @@ from torch import Tensor
 from cutslots.programs.grid_cut_triton import device_of
 from cutslots.programs.grid_cut_triton import is_supported as is_supported
 
-ELEMENTS = 2048  # slots times pixels of a program; slots are rounded up to a power of two
+ELEMENTS = 512  # slots times pixels of a program; slots are rounded up to a power of two
 MAX_SLOTS = 128
 NUM_WARPS = 4
 

@@ -1,7 +1,7 @@
 """Triton kernels of `render` for CUDA: one program casts and shades all rays of one tile of pixels.
 
 Operations and their order are those of the torch code, without fused multiply-adds and with correctly rounded divisions
-and roots. So masks and counts are those of the CPU bit for bit, and a scene has the same pixels in any batch. Only the
+and roots. So masks and counts are those of torch on the same device, and a scene has the same pixels in any batch. The
 powers of the highlights are rounded differently.
 
 A program skips objects whose bounding ball no ray of its tile hits, and materials that no point of its tile has. It

@@ -30,7 +30,9 @@ from cutslots.training.data import open_split
 from cutslots.training.loader import LOW_CONTRAST, TEXTURE_STRENGTH, TrainLoader
 from cutslots.training.schedules import texture_range
 
-IMAGES_PER_BLOCK = {"cpu": 64, "cuda": 1024}  # rendered at once
+# Rendered at once. Beside a training that fills the device every small kernel of the sampler waits, so that the time of
+# a block hardly depends on its size.
+IMAGES_PER_BLOCK = {"cpu": 64, "cuda": 4096}
 
 
 class Block(NamedTuple):
@@ -48,7 +50,7 @@ class EndlessLoader(TrainLoader):
         super().__init__(self.scenes, config, fabric, step)
         size = config.batch_size // fabric.world_size
         self.num_steps = max(1, IMAGES_PER_BLOCK.get(fabric.device.type, 64) // size)  # of a block
-        self.stream = torch.cuda.Stream(fabric.device) if fabric.device.type == "cuda" else None
+        self.stream = torch.cuda.Stream(fabric.device, priority=-1) if fabric.device.type == "cuda" else None  # first
         self.blocks: dict[int, Future[Block]] = {}
         self.rendering = threading.Lock()
 
