@@ -12,7 +12,6 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from cutslots.models.discovery import Discovery, DiscoveryOutput, FeatureOutput, to_float
 from cutslots.registry import PartConfig, Range, Registry, Steps
@@ -171,7 +170,20 @@ def gaussian_blur(x: Tensor, sigma: Any, radius: int | None = None) -> Tensor:
         return x
     offsets = torch.arange(-radius, radius + 1, device=x.device, dtype=x.dtype)
     weights = torch.exp(-0.5 * (offsets / sigma) ** 2)
-    flat = x.reshape(-1, 1, *x.shape[-2:])
-    for shape, padding in (((1, -1), (radius, radius, 0, 0)), ((-1, 1), (0, 0, radius, radius))):
-        flat = F.conv2d(F.pad(flat, padding, mode="replicate"), (weights / weights.sum()).view(1, 1, *shape))
-    return flat.view_as(x)
+    rows, columns = (_filter_matrix(weights / weights.sum(), size) for size in x.shape[-2:])
+    return rows @ x @ columns.mT
+
+
+def _filter_matrix(weights: Tensor, size: int) -> Tensor:
+    """Return the matrix (size, size) of a filter with replicated borders.
+
+    Unlike that of padding, the gradient of a product adds in one order on CUDA.
+    """
+    if size == 1:
+        return torch.ones(1, 1, device=weights.device, dtype=weights.dtype)
+    radius = len(weights) // 2
+    shift = torch.arange(size + 2 * radius, device=weights.device) - torch.arange(size, device=weights.device)[:, None]
+    padded = torch.where((shift >= 0) & (shift <= 2 * radius), weights[shift.clamp(0, 2 * radius)], 0)
+    left, right = padded[:, : radius + 1], padded[:, radius + size - 1 :]
+    inner = padded[:, radius + 1 : radius + size - 1]
+    return torch.cat([left.sum(1, keepdim=True), inner, right.sum(1, keepdim=True)], 1)
