@@ -33,6 +33,7 @@ from scipy.sparse import linalg
 from cutslots import Graph, GraphCut, GridCut
 from cutslots.programs.graph import grid_edges
 from cutslots.programs.linear_solvers import SparseFactor, SparseMatrix
+from cutslots.programs.qp import linear_map
 
 GAMMA = 0.5
 CPU_CUTS, CUDA_CUTS = 12, 768
@@ -143,11 +144,11 @@ def reduced_inverse(side: int, device: str) -> Method:
     def forward(w: torch.Tensor) -> torch.Tensor:
         return (inverse @ (Bt.matmul(edges.columns(w)) / (-2 * GAMMA))).T
 
-    def both(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        p = forward(w)
-        return p, edges.to_grid(B.matmul(inverse.T @ p.T) / (-2 * GAMMA))
+    def adjoint(p: torch.Tensor) -> torch.Tensor:
+        return edges.to_grid(B.matmul(inverse.T @ p.T) / (-2 * GAMMA))
 
-    return Method(forward, both)
+    # As a layer: GridCut is timed with autograd too.
+    return autograd_method(lambda w: linear_map(w, forward, adjoint))
 
 
 def literal_method(
