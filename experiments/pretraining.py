@@ -104,9 +104,11 @@ def main(options: Options) -> None:
     if options.one is not None:
         run_one(options.runs / options.one, all_runs(replace(options, match="*"))[options.one], options)
         return
-    run_all(options)
+    complete = run_all(options)
     if options.write:
         write(options)
+    if not complete:
+        sys.exit("some runs are not done; run the same command again")
 
 
 def write(options: Options) -> None:
@@ -189,6 +191,7 @@ def measure(options: Options) -> None:
     from cutslots.training.loop import train
     from cutslots.training.pretrain import pretrain
 
+    options.runs.mkdir(parents=True, exist_ok=True)
     found: dict[str, float] = {}
     configs = all_runs(replace(options, match="*-0"))
     with tempfile.TemporaryDirectory() as folder:
@@ -227,13 +230,13 @@ def step_seconds(lines: list[dict[str, Any]]) -> float:
     return float((last["seconds"] - first["seconds"]) / max(1, last["step"] - first["step"]))
 
 
-def run_all(options: Options) -> None:
-    """Run what is missing, each run in a process of its own if there are several at a time."""
+def run_all(options: Options) -> bool:
+    """Run what is missing, in processes if several run at a time or are to stop. Return whether all are done."""
     configs = all_runs(options)
-    if options.jobs == 1:
+    if options.jobs == 1 and options.stop_after is None:
         for name, config in configs.items():
             run_one(options.runs / name, config, options)
-        return
+        return True
     flags = ["--max-minutes", str(options.max_minutes), "--pretraining-share", str(options.pretraining_share)]
     flags += ["--num-images", str(options.num_images), *(["--quick"] if options.quick else [])]
     command = [sys.executable, "-m", "experiments.pretraining", "--runs", str(options.runs), *flags, "--one"]
@@ -246,7 +249,7 @@ def run_all(options: Options) -> None:
         return not hasattr(encoder, "checkpoint") or (Path(encoder.checkpoint) / "done").is_file()
 
     missing = [name for name in configs if not (options.runs / name / "done").is_file()]
-    run_processes(missing, start, is_ready, print_end, options.jobs, options.stop_after)
+    return run_processes(missing, start, is_ready, print_end, options.jobs, options.stop_after)
 
 
 def print_end(name: str, code: int, waiting: int) -> None:

@@ -9,6 +9,7 @@ Shapes: N images, C channels before the convolution, H W the size of an image, b
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from cutslots.programs.grid_cut_triton import device_of
-from cutslots.programs.grid_cut_triton import is_supported as is_supported
+from cutslots.programs.grid_cut_triton import is_supported as _is_supported
 
 
 class Launch(NamedTuple):
@@ -36,13 +37,25 @@ FORWARD = Launch(columns=128, steps=187, num_warps=8, num_stages=3)
 BACKWARD = Launch(columns=64, steps=94, num_warps=8, num_stages=3, max_registers=128)
 ACTIVATION = Launch(columns=64, steps=16, num_warps=8, num_stages=1)  # columns of 128 channels
 MIN_PROGRAMS = 256  # below, a GPU is not filled
+LARGE_SHARED_MEMORY = 160 * 1024  # bytes, for three stages
 
 
 def _fit(launch: Launch, work: int, device: torch.device) -> Launch:
     """Return the launch with fewer steps where there would be too few programs, and fewer stages on smaller GPUs."""
     steps = next((steps for steps in (launch.steps, 16) if work >= MIN_PROGRAMS * steps), 1)
-    is_large = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+    is_large = device.type != "cuda" or _shared_memory(device) >= LARGE_SHARED_MEMORY
     return launch._replace(steps=steps, num_stages=launch.num_stages if is_large else 2)
+
+
+@functools.cache
+def _shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory of a program; 0 if torch does not say."""
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
+
+
+def is_supported(device: torch.device) -> bool:
+    """Return whether the kernels run on this device. They need a Triton that gathers."""
+    return hasattr(tl, "gather") and _is_supported(device)
 
 
 @triton.jit

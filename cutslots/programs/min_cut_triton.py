@@ -416,7 +416,9 @@ def solve_grids(w: Tensor, tolerance: float, max_iterations: int, initial: Tenso
 
 def _solve(w: Tensor, tolerance: float, max_iterations: int, initial: Tensor | None) -> Dual:
     side = max(w.shape[2:])
-    is_small = side <= MAX_FAST_SIDE or (side <= MAX_SIDE and len(w) < MANY)
+    # Tiles wait for the host, which a CUDA graph cannot hold.
+    is_one_program = len(w) < MANY or torch.cuda.is_current_stream_capturing()
+    is_small = side <= MAX_FAST_SIDE or (side <= MAX_SIDE and is_one_program)
     if not len(w) or (initial is None and is_small):
         return _solve_small(w, tolerance, max_iterations)
     return _solve_large(w, tolerance, max_iterations, initial)

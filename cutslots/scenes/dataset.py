@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from cutslots.files import Layout, output_folder, progress, read_json, write_ato
 from cutslots.scenes import materials, physics, shapes
 from cutslots.scenes.render import Rendered, render
 from cutslots.scenes.sample import COLORS, FAMILIES, MAX_OBJECTS, MIN_OBJECTS, SPLITS, sample_scenes
-from cutslots.scenes.scene_batch import SceneBatch
+from cutslots.scenes.scene_batch import SceneBatch, VariedSceneBatch
 from cutslots.scenes.variation import Variation
 
 SCENES_PER_BATCH = (128, 1024)  # scenes sampled and rendered at once, and images on CUDA
@@ -188,10 +189,18 @@ class Scenes(VideoDataset):
             "split": self.split,
             "seed": self.seed,
             "ground": materials.NAMES[scenes.material[row, 0]],
-            "camera": {name: np.round(getattr(scenes, name)[row], 5).tolist() for name in ("camera", "target")},
+            **({"variation": self.variation} if self.variation != "none" else {}),
+            "camera": self._camera_truth(scenes, row),
             **({"frames_per_second": physics.FRAMES_PER_SECOND} if self.frames > 1 else {}),
             "objects": [self._object_truth(scenes, row, k, rendered) for k in range(scenes.count[row])],
         }
+
+    def _camera_truth(self, scenes: SceneBatch, row: int) -> dict[str, Any]:
+        """Return the camera of a scene. Its field of view is in degrees, where it is not that of all scenes."""
+        truth = {name: np.round(getattr(scenes, name)[row], 5).tolist() for name in ("camera", "target")}
+        if isinstance(scenes, VariedSceneBatch):
+            truth["field_of_view"] = round(math.degrees(2 * math.atan(scenes.half_width[row])), 5)
+        return truth
 
     def _object_truth(self, scenes: SceneBatch, row: int, k: int, rendered: Rendered) -> dict[str, Any]:
         """Return what is known of object k + 1. Values that change over time have one entry per frame of a video."""

@@ -41,7 +41,7 @@ LIGHT_RADIUS = 0.7
 
 GRAIN_STEP = 37  # rows by which the noise of a sensor moves from frame to frame
 
-PIXELS_PER_CHUNK = {"cpu": 16 * 64**2, "cuda": 256 * 128**2}  # in torch
+PIXELS_PER_CHUNK = {"cpu": 16 * 64**2, "cuda": 128 * 128**2}  # in torch
 
 PIXELS_PER_LAUNCH = 2**28  # of the kernels, which need no memory but their results: at most 2 GiB of them at once
 
@@ -111,7 +111,8 @@ def render(scenes: SceneBatch, image_size: tuple[int, int], device: torch.device
         image = torch.zeros(B, F, 3, *image_size, dtype=torch.uint8, device=device)
         counts = torch.zeros(B, F, K, dtype=torch.long, device=device)
         return Rendered(image, image[:, :, 0], counts, counts)
-    return Rendered(*(torch.cat(part).unflatten(0, (B, F)) for part in zip(*done, strict=True)))
+    parts = zip(*done, strict=True)
+    return Rendered(*((part[0] if len(part) == 1 else torch.cat(part)).unflatten(0, (B, F)) for part in parts))
 
 
 def count_visible_pixels(scenes: Layout, size: int) -> Tensor:

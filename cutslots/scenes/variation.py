@@ -33,7 +33,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "object size": (0.87, 1.15),  # factor, for each object
     "pattern scale": (0.1, 1.2),  # for each surface; the logarithm is uniform
     "pattern contrast": (0.3, 1),  # factor, for each surface
-    "saturation": (0.4, 1.1),  # factor, for each scene
+    "scene saturation": (0.4, 1.1),  # factor, for each scene
     "ground": (0.12, 0.55),  # linear gray value, where surfaces have no texture
     "polish": (0, 1),  # share of the mirror image in the reflections of metal
     # light

@@ -12,7 +12,7 @@ come from torch's generator, which the training loop seeds before every step: a 
 The loader of `cutslots train` passes random numbers of its own, which do not depend on the number of processes:
 
     Distortion           which of these changes a run makes, and how strong they are
-    distort              crops, colors, blur and noise, of images or clips; those of a clip are the same in all frames
+    distort              crops, colors, blur and noise, of images or clips; frames of a clip differ in their noise
 """
 
 from __future__ import annotations

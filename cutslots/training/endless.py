@@ -8,6 +8,7 @@ on a GPU in a stream of its own.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,6 +34,7 @@ from cutslots.training.schedules import texture_range
 # Rendered at once. Beside a training that fills the device every small kernel of the sampler waits, so that the time of
 # a block hardly depends on its size.
 IMAGES_PER_BLOCK = {"cpu": 64, "cuda": 4096}
+MAX_BLOCK_BYTES = 2**28
 
 
 class Block(NamedTuple):
@@ -49,7 +51,10 @@ class EndlessLoader(TrainLoader):
         self.scenes = endless_scenes(config)
         super().__init__(self.scenes, config, fabric, step)
         size = config.batch_size // fabric.world_size
-        self.num_steps = max(1, IMAGES_PER_BLOCK.get(fabric.device.type, 64) // size)  # of a block
+        images = min(
+            IMAGES_PER_BLOCK.get(fabric.device.type, 64), MAX_BLOCK_BYTES // (3 * math.prod(config.image_size))
+        )
+        self.num_steps = max(1, min(images // size, config.max_steps))  # of a block
         self.stream = torch.cuda.Stream(fabric.device, priority=-1) if fabric.device.type == "cuda" else None  # first
         self.blocks: dict[int, Future[Block]] = {}
         self.rendering = threading.Lock()

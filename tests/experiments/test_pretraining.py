@@ -112,10 +112,11 @@ def test_finished_runs_are_skipped(written, monkeypatch):
 
 
 def test_steps_are_measured(tmp_path):
-    main(Options(tmp_path, quick=True, measure=True))
-    record = json.loads((tmp_path / "steps.json").read_text())
+    runs = tmp_path / "new" / "runs"
+    main(Options(runs, quick=True, measure=True))
+    record = json.loads((runs / "steps.json").read_text())
     assert set(record["seconds"]) == set(KINDS) and all(value > 0 for value in record["seconds"].values())
-    assert record["device"] and [each.name for each in tmp_path.iterdir()] == ["steps.json"]
+    assert record["device"] and [each.name for each in runs.iterdir()] == ["steps.json"]
 
 
 def test_the_first_steps_are_not_measured():

@@ -38,6 +38,16 @@ def test_kernels_solve_what_the_cpu_solves(shape, scale):
     assert torch.linalg.vector_norm(found.q.cpu() - expected.q) <= 2e-3 * value
 
 
+def test_many_images_of_a_medium_size():
+    """They are solved in tiles, few in one program each."""
+    w = problem(64, 100, 70)
+    found, expected = solve_grids(w.cuda(), 1e-6, 20_000), solve_grids(w[:8].double(), 1e-9, 50_000)
+    few = solve_grids(w[:8].cuda(), 1e-6, 20_000)
+    for q in (found.q[:8], few.q):
+        torch.testing.assert_close(q.cpu(), expected.q.float(), atol=1e-3, rtol=0)
+    assert found.gap.max() <= 1e-6 and len(found.iterations.unique()) == 1
+
+
 @pytest.mark.parametrize("shape", SMALL + LARGE, ids=str)
 def test_gaps_and_regions_are_those_of_the_torch_operations(shape):
     """The kernels' y, regions and gap satisfy the definitions, restated by the operations for any device."""

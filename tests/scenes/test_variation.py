@@ -11,6 +11,7 @@ import torch
 
 from cutslots.data.open import open_dataset
 from cutslots.scenes import FAMILIES, Scenes, render, shapes, variation
+from cutslots.scenes import sample as sample_module
 from cutslots.scenes.sample import SPLITS, sample_scenes
 from cutslots.scenes.scene_batch import SceneBatch, VariedSceneBatch
 from cutslots.scenes.variation import GRAIN_SIZE, HAZE, RANGES
@@ -65,6 +66,34 @@ def test_other_scenes_are_as_before():
         scenes = sample_scenes(family, "train", 0, np.arange(40))
         content = b"".join(np.ascontiguousarray(getattr(scenes, name)).tobytes() for name in names)
         assert type(scenes) is SceneBatch and hashlib.sha256(content).hexdigest()[:12] == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_random_number_is_used_twice(family, monkeypatch):
+    """Numbers of one name are the same: two uses would depend on each other."""
+    names, call = [], sample_module.HashRNG.__call__
+
+    def recorded(self, name, *shape):
+        names.append(name)
+        return call(self, name, *shape)
+
+    monkeypatch.setattr(sample_module.HashRNG, "__call__", recorded)
+    monkeypatch.setattr(sample_module, "_all_visible", lambda scenes, family: scenes.count > 0)
+    monkeypatch.setattr(sample_module, "_arrange", accept(sample_module._arrange))
+    sample(family, 1)
+    assert len(names) > 40 and len(names) == len(set(names))
+
+
+def accept(arrange):
+    """Return `arrange` with every arrangement valid, so that there is one attempt."""
+    return lambda *args: (*(parts := arrange(*args))[:3], parts[3] | True)
+
+
+def test_ground_truth_tells_the_camera():
+    _, (truth,) = Scenes("plain", size=16, count=1, variation="v1").describe([0])
+    assert truth["variation"] == "v1" and 27 <= truth["camera"]["field_of_view"] <= 34
+    _, (truth,) = Scenes("plain", size=16, count=1).describe([0])
+    assert "variation" not in truth and truth["camera"].keys() == {"camera", "target"}
 
 
 @needs_cuda
