@@ -336,19 +336,19 @@ def test_elements_equal_json(tmp_path, monkeypatch, indent, ascii):
 
 
 def test_memory_does_not_grow_with_segmentations(tmp_path):
-    """Of 40 MB of annotations less than 8 MB are ever in memory."""
+    """Of 16 MB of annotations less than 5 MB are ever in memory."""
     path = tmp_path / "instances.json"
     with path.open("w") as file:
         file.write('{"images": [{"id": 1, "file_name": "a.jpg", "height": 9, "width": 9}], "annotations": [')
         annotation = json.dumps({"image_id": 1, "segmentation": {"counts": [7] * 5000, "size": [9, 9]}})
-        file.write(", ".join([annotation] * 2700))
+        file.write(", ".join([annotation] * 1070))
         file.write("]}")
-    assert path.stat().st_size > 40e6
+    assert path.stat().st_size > 16e6
     tracemalloc.start()
     opened = AnnotationFile(path, "images", "image_id", {"file_name": str, "height": int, "width": int})
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 8e6 and opened.first.tolist() == [0, 2700]
+    assert peak < 5e6 and opened.first.tolist() == [0, 1070]
 
 
 def test_a_changed_file_is_noticed(tmp_path):

@@ -1,5 +1,7 @@
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,14 +132,23 @@ def test_runs_need_measured_steps(tmp_path, monkeypatch):
         all_runs(Options(tmp_path))
 
 
-def test_several_runs_at_a_time(tmp_path):
-    """Encoders end before the runs that need them start."""
+def test_several_runs_at_a_time(tmp_path, monkeypatch):
+    """Encoders end before the runs that need them start; a run that fails is reported."""
+    started = []
+
+    def start(command, log, jobs):
+        name, folder = command[-1], tmp_path / "runs" / command[-1]
+        started.append((name, (tmp_path / "runs" / "encoder-simclr-0" / "done").is_file()))
+        assert command[:3] == [sys.executable, "-m", "experiments.pretraining"] and command[-2] == "--one" and jobs == 2
+        write = f"mkdir -p {folder} && touch {folder}/done" if name != "simclr-slot-attention-0" else "exit 3"
+        return subprocess.Popen(["sh", "-c", write])
+
+    monkeypatch.setattr(pretraining, "start_process", start)
     options = quick(tmp_path)
-    options.match, options.jobs, options.write = "simclr-cut-0", 2, False
-    main(options)
-    done = {name: (tmp_path / "runs" / name / "done").stat().st_mtime for name in all_runs(options)}
-    assert set(done) == {"encoder-simclr-0", "simclr-cut-0"}
-    assert min(done, key=done.__getitem__) == "encoder-simclr-0"
+    options.match, options.jobs, options.write = "simclr-*-0", 2, False
+    with pytest.raises(SystemExit, match="some runs are not done; run the same command again"):
+        main(options)
+    assert started == [("encoder-simclr-0", False), ("simclr-cut-0", True), ("simclr-slot-attention-0", True)]
 
 
 def test_table(written):
