@@ -36,8 +36,9 @@ import tyro
 
 from cutslots.files import read_lines, write_atomically
 from cutslots.training.config import PretrainConfig, RunConfig, TrainConfig
-from cutslots.training.options import parse_pretrain, parse_train
+from cutslots.training.options import parse_pretrain
 from experiments.jobs import run_processes, start_process
+from experiments.table import parse
 
 SEEDS = (0, 1, 2)
 OBJECTIVES = {"simclr": "--objective simclr", "simmim": "--objective simmim --objective.mask-size 8"}
@@ -165,7 +166,7 @@ def discovery_config(method: str, seed: int, options: Options, steps: dict[str, 
     if has_encoder(method):
         words += f" {FEATURES} --encoder.checkpoint {options.runs / f'encoder-{METHODS[method].target}-{seed}'}"
         seconds *= 1 - options.pretraining_share
-    config = replace(parse_train(words.split()), max_steps=max(1, round(seconds / steps[kind_of(method)])))
+    config = replace(parse(words), max_steps=max(1, round(seconds / steps[kind_of(method)])))
     return make_quick(config) if options.quick else config
 
 

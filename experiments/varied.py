@@ -29,8 +29,8 @@ import tyro
 
 from cutslots.files import write_atomically
 from cutslots.training.config import TrainConfig
-from cutslots.training.options import parse_train
 from experiments.pretraining import END, SEEDS, START, facts, spread
+from experiments.table import parse
 
 FAMILIES = ("textured", "plain")
 COMMON = "--num-images endless --eval-every 1000 --num-eval-images 128"
@@ -97,7 +97,7 @@ def run_config(name: str, options: Options) -> TrainConfig:
     family, rest = name.split("-", 1)
     method, seed = rest.rsplit("-", 1)
     words = f"ours --data {family} {COMMON} {METHODS[method]} --max-steps {options.max_steps} --seed {seed}"
-    config = parse_train(words.split())
+    config = parse(words)
     return make_quick(config) if options.quick else config
 
 
