@@ -115,7 +115,7 @@ def main(options: Options) -> None:
 def write(options: Options) -> None:
     results = collect(options)
     write_atomically(options.docs / "pretraining.json", json.dumps(results, indent=1).encode())
-    write_table(options.docs / "pretraining.md", results)
+    write_table(options.docs / "pretraining.md", table(results))
     print(f"wrote {options.docs / 'pretraining.json'} and the table in {options.docs / 'pretraining.md'}")
 
 
@@ -314,11 +314,11 @@ def collect(options: Options) -> dict[str, Any]:
     return results
 
 
-def write_table(path: Path, results: dict[str, Any]) -> None:
+def write_table(path: Path, text: str) -> None:
     """Replace the table between its two marks."""
     before, rest = path.read_text().split(START)
     after = rest.split(END)[1]
-    write_atomically(path, (before + START + table(results) + END + after).encode())
+    write_atomically(path, (before + START + text + END + after).encode())
 
 
 def table(results: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ import tyro
 
 from cutslots.files import write_atomically
 from cutslots.training.config import TrainConfig
-from experiments.pretraining import END, SEEDS, START, facts, spread
+from experiments.pretraining import SEEDS, facts, spread, write_table
 from experiments.table import parse
 
 FAMILIES = ("textured", "plain")
@@ -77,7 +77,7 @@ def main(options: Options) -> None:
         run_one(options.runs / name, config, options)
     results = collect(options)
     write_atomically(options.docs / "varied.json", json.dumps(results, indent=1).encode())
-    write_table(options.docs / "varied.md", results)
+    write_table(options.docs / "varied.md", table(results))
     print(f"wrote {options.docs / 'varied.json'} and the table in {options.docs / 'varied.md'}")
 
 
@@ -169,13 +169,6 @@ def collect(options: Options) -> dict[str, Any]:
             test = {data: values for data, values in found.items() if values is not None}
             results[name] = json.loads((folder / "done").read_text()) | {"test": test}
     return results
-
-
-def write_table(path: Path, results: dict[str, Any]) -> None:
-    """Replace the table between its two marks."""
-    before, rest = path.read_text().split(START)
-    after = rest.split(END)[1]
-    write_atomically(path, (before + START + table(results) + END + after).encode())
 
 
 def table(results: dict[str, Any]) -> str:

@@ -22,12 +22,10 @@ try:
 except ImportError:  # Triton comes with the CUDA builds of torch
     kernels = None  # type: ignore[assignment]
 
-USE_KERNELS = True
-
 
 def mix(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return masks (B, K, H, W), the reconstruction (B, 3, H, W) and colors (B, K, 3, H, W) in about [0, 1]."""
-    fits = USE_KERNELS and x.is_cuda and x.dtype in HALF and not is_transformed()
+    fits = x.is_cuda and x.dtype in HALF and not is_transformed()
     return mix_fused(x) if fits else mix_layers(x)
 
 

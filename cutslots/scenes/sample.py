@@ -47,6 +47,8 @@ MIN_VISIBLE_FRAMES = 6
 
 MAX_ATTEMPTS = 1000  # per scene
 
+LOOK = ("color", "material", "palette", "finish", "key_light", "fill_light", "light_strength")  # of a `SceneBatch`
+
 BORDER = 0.92  # largest image coordinate of the centre of an object, if scenes are not varied
 
 # The scenes that are left share this many attempts at once, up to MAX_TRIES each: in torch, and where kernels make
@@ -251,18 +253,8 @@ def _all_visible(scenes: Layout, family: Family) -> Tensor:
 
 def _complete(name: str, layouts: Layout, rng: HashRNG) -> SceneBatch:
     """Return scenes with these layouts. Surfaces and lights do not decide whether an attempt is valid."""
-    color, material, palette, finish = _surfaces(FAMILIES[name], rng)
-    key, fill, strength = _lights(rng)
-    return SceneBatch(
-        **vars(layouts),
-        color=color,
-        material=material,
-        palette=palette,
-        finish=finish,
-        key_light=key,
-        fill_light=fill,
-        light_strength=strength,
-    )
+    look = (*_surfaces(FAMILIES[name], rng), *_lights(rng))
+    return SceneBatch(**vars(layouts), **dict(zip(LOOK, look, strict=True)))
 
 
 def _lights(rng: HashRNG) -> tuple[Tensor, Tensor, Tensor]:
@@ -359,21 +351,9 @@ def _attempt_varied(name: str, rng: HashRNG, count: Tensor) -> tuple[Layout, Ten
 
 def _complete_varied(name: str, layouts: Layout, rng: HashRNG) -> SceneBatch:
     """Return varied scenes with these layouts."""
-    color, material, palette, finish = _varied_surfaces(FAMILIES[name], rng)
-    key, fill, strength, radius, light, sensor = _varied_lights(rng)
-    return VariedSceneBatch(
-        **vars(layouts),
-        color=color,
-        material=material,
-        palette=palette,
-        finish=finish,
-        key_light=key,
-        fill_light=fill,
-        light_strength=strength,
-        light_radius=radius,
-        light=light,
-        sensor=sensor,
-    )
+    look = (*_varied_surfaces(FAMILIES[name], rng), *_varied_lights(rng))
+    names = (*LOOK, "light_radius", "light", "sensor")
+    return VariedSceneBatch(**vars(layouts), **dict(zip(names, look, strict=True)))
 
 
 def _vary(rng: HashRNG, name: str, *shape: int) -> Tensor:
