@@ -12,11 +12,13 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from cutslots.models.discovery import Discovery, DiscoveryOutput, FeatureOutput, to_float
 from cutslots.registry import PartConfig, Range, Registry, Steps
 
 MIN_BLUR = 0.3  # pixels; a smaller blur changes nothing
+MIN_MASK = 1e-6  # of a mask in a logarithm
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,19 @@ class MSEConfig(LossConfig):
     """Penalty for each pixel not assigned to slot 0, in units of squared error; 0 for none (the paper)."""
     foreground_penalty_start: Steps = 0
     """Step at which the penalty sets in; it rises linearly over as many steps again."""
+    mask_consistency: Annotated[float, Range(0, 65_536)] = 0.0
+    """Weight of the cross-entropy of the slot module's masks given those of the decoder; 0 for none (the paper)."""
+    mask_consistency_start: Steps = 0
+    """Step at which this term sets in; it rises linearly over as many steps again."""
 
 
 @LOSSES.register("mse", MSEConfig)
 class MSELoss(Loss):
-    """Mean squared error of the reconstruction, optionally blurred at first, and a penalty on foreground pixels.
+    """Mean squared error of the reconstruction, optionally blurred at first, and two optional terms.
 
-    A blur that decays favours objects over texture. The penalty leaves the background to slot 0. The plain mean
-    squared error is logged.
+    A blur that decays favours objects over texture. The penalty on foreground pixels leaves the background to slot 0.
+    Mask consistency teaches the slot module the decoder's masks, which follow objects more closely than its own. The
+    plain mean squared error is logged.
     """
 
     def __init__(
@@ -85,9 +92,12 @@ class MSELoss(Loss):
         blur_steps: int = 0,
         foreground_penalty: float = 0.0,
         foreground_penalty_start: int = 0,
+        mask_consistency: float = 0.0,
+        mask_consistency_start: int = 0,
     ) -> None:
         self.blur, self.blur_steps = blur, blur_steps
         self.foreground_penalty, self.foreground_penalty_start = foreground_penalty, foreground_penalty_start
+        self.mask_consistency, self.mask_consistency_start = mask_consistency, mask_consistency_start
 
     def validate(self, model: Discovery) -> None:
         if model.reconstructs_features:
@@ -102,18 +112,24 @@ class MSELoss(Loss):
             raise ValueError(f"loss.blur is {self.blur}; expected at most the image size, {min(model.image_size)}")
 
     def __call__(self, output: DiscoveryOutput, image: Tensor, step: int) -> LossOutput:
-        return self.in_phase(output, image, step, self.phase(step))
+        # A tensor here too: a division by a number rounds differently on CUDA.
+        number = torch.full((), step, device=output.reconstruction.device)
+        return self.in_phase(output, image, number, self.phase(step))
 
     def phase(self, step: int) -> int:
         """Return the radius of the blur in pixels."""
         return blur_radius(self.sigma_at(step))
 
-    def in_phase(self, output: DiscoveryOutput, image: Tensor, step: int | Tensor, phase: int) -> LossOutput:
+    def in_phase(self, output: DiscoveryOutput, image: Tensor, step: Tensor, phase: int) -> LossOutput:
         difference = output.reconstruction - to_float(image)
         error = difference.square().mean()
         blurred = gaussian_blur(difference, self.sigma_at(step), phase).square().mean()
         foreground = (1 - output.masks.select(-3, 0)).mean()
-        return LossOutput(blurred + self.penalty_at(step) * foreground, error)
+        loss = blurred + self.penalty_at(step) * foreground
+        if self.mask_consistency:
+            weight = self.mask_consistency * _rise(step, self.mask_consistency_start)
+            loss = loss + weight * mask_cross_entropy(output.partition_masks, output.masks)
+        return LossOutput(loss, error)
 
     def sigma_at(self, step: int | Tensor) -> Any:
         """Return the standard deviation of the blur: it decays linearly to zero."""
@@ -121,8 +137,7 @@ class MSELoss(Loss):
 
     def penalty_at(self, step: int | Tensor) -> Any:
         """Return the penalty on a foreground pixel: zero at first, so that objects form; then it rises linearly."""
-        start = self.foreground_penalty_start
-        return self.foreground_penalty * _clip((step + 1 - start) / max(start, 1))
+        return self.foreground_penalty * _rise(step, self.foreground_penalty_start)
 
 
 @dataclass(frozen=True)
@@ -149,6 +164,19 @@ class FeatureMSELoss(Loss):
 
     def phase(self, step: int) -> int:
         return 0
+
+
+def mask_cross_entropy(masks: Tensor, target: Tensor) -> Tensor:
+    """Return the cross-entropy of masks (..., K, h, w) given others (..., K, H, W), which get no gradient."""
+    height, width = masks.shape[-2:]
+    target = adaptive_avg_pool2d(target.detach().float().flatten(0, -4), (height, width))
+    log_masks = masks.float().clamp(min=MIN_MASK).log().flatten(0, -4)
+    return -(target * log_masks).sum(-3).mean()
+
+
+def _rise(step: int | Tensor, start: int) -> Any:
+    """Return 0 before a step, then a linear rise to 1 over as many steps again."""
+    return _clip((step + 1 - start) / max(start, 1))
 
 
 def _clip(x: float | Tensor) -> Any:

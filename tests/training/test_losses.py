@@ -18,6 +18,7 @@ from cutslots.training.losses import (
     MSEConfig,
     MSELoss,
     gaussian_blur,
+    mask_cross_entropy,
 )
 from tests.small_runs import lines, small, weights
 
@@ -91,6 +92,29 @@ def test_blur_and_penalty_written_out(shape):
     assert torch.equal(logged, difference.square().mean()), "the plain error is logged"
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_mask_consistency_written_out(shape):
+    """The cross-entropy of every feature pixel, whose target is the mean of four pixels of the decoder's masks."""
+    image, found = torch.rand(shape), output(shape)
+    *batch, _, height, width = shape
+    own = torch.rand(*batch, 4, height // 2, width // 2).softmax(-3).requires_grad_()
+    masks = found.masks.clone().requires_grad_()
+    found = found._replace(masks=masks, partition_masks=own)
+    loss, logged = MSELoss(mask_consistency=0.5, mask_consistency_start=4)(found, image, step=5)
+    target = masks.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2)).mean((-1, -3))
+    torch.testing.assert_close(loss, logged + 0.25 * -(target * own.log()).sum(-3).mean())
+    (loss - logged).backward()
+    assert masks.grad is None or not masks.grad.any(), "the decoder is not drawn towards the partition"
+    assert own.grad is not None and own.grad.any()
+
+
+def test_mask_consistency_of_an_empty_mask_is_finite():
+    masks = torch.tensor([0.0, 1.0]).view(1, 2, 1, 1).requires_grad_()
+    loss = mask_cross_entropy(masks, torch.tensor([1.0, 0.0]).view(1, 2, 1, 1))
+    loss.backward()
+    assert loss.isfinite() and masks.grad.isfinite().all()
+
+
 def test_uint8_images_are_scaled():
     image, found = torch.randint(0, 256, SHAPES[0], dtype=torch.uint8), output(SHAPES[0])
     assert torch.equal(MSELoss()(found, image, 0).loss, MSELoss()(found, image / 255, 0).loss)
@@ -115,6 +139,7 @@ def test_a_blur_changes_the_weights_but_not_the_logged_loss(tmp_path):
         ({"loss__blur_steps": -1}, "loss.blur_steps is -1; expected an integer from 0 to 1,000,000,000"),
         ({"loss__foreground_penalty": -1.0}, "loss.foreground_penalty is -1.0; expected a number from 0 to 65,536"),
         ({"loss__foreground_penalty": math.nan}, "loss.foreground_penalty is nan; expected a number from 0"),
+        ({"loss__mask_consistency": -1.0}, "loss.mask_consistency is -1.0; expected a number from 0 to 65,536"),
         ({"loss__foreground_penalty_start": -1}, "loss.foreground_penalty_start is -1; expected an integer from 0"),
         (
             {"slots": "slot-attention", "loss__foreground_penalty": 0.1},

@@ -19,6 +19,7 @@ CASES = {
     "cut": {},
     "blur": {"loss__blur": 1.4, "loss__blur_steps": 20, "max_steps": 24},
     "penalty": {"loss__foreground_penalty": 0.1, "loss__foreground_penalty_start": 4},
+    "mask consistency": {"loss__mask_consistency": 0.1, "loss__mask_consistency_start": 4},
     "no clipping": {"grad_clip": 0.0},
     "flips": {"horizontal_flips": True},
     "augmentation": {"min_crop_area": 0.5, "hue_jitter": 0.1, "blur_probability": 0.5, "noise_sigma": 0.05},

@@ -1,0 +1,204 @@
+"""Studies: runs of `cutslots train` that differ in a few options, the data each is evaluated on, and one table.
+
+Every study has the same options. A run that is stopped is resumed by the same command. docs/NAME.json collects the
+records, and the table of docs/NAME.md is made of it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cutslots.files import write_atomically
+from cutslots.training.config import TrainConfig
+from experiments.jobs import Process, run_processes, start_process
+from experiments.pretraining import facts, print_end, write_table
+
+NUM_RENDERS = 100  # the last images of a folder
+
+
+@dataclass
+class Options:
+    runs: Path
+    """Folder of the run folders."""
+    docs: Path = Path("docs")
+    """Folder of the record and the page with the table."""
+    textured_renders: Path | None = None
+    """Folder of renders with images/ and masks/, for runs on textured scenes."""
+    plain_renders: Path | None = None
+    """The same for runs on plain scenes."""
+    match: str = "*"
+    """Only the runs whose names match this pattern, as in textured-*-0."""
+    num_images: int = 500
+    """Test scenes of each kind."""
+    jobs: int = 1
+    """Runs at a time, sharing the device."""
+    stop_after: float | None = None
+    """Minutes after which running processes save their state and stop. Run the same command again to resume."""
+    write: bool = True
+    """Write the record and the table."""
+    one: str | None = None
+    """Train and evaluate only this run, in this process."""
+    quick: bool = False
+    """A few steps on a few small images."""
+
+
+class TestData(NamedTuple):
+    text: str  # of --data
+    max_images: int | None = None  # or videos
+
+
+@dataclass(frozen=True)
+class Study:
+    name: str  # of the module, the record and the page
+    run_names: tuple[str, ...]  # in the order in which they start
+    config: Callable[[str, Options], TrainConfig]
+    test_data: Callable[[str, Options], Mapping[str, TestData]]  # by name
+    metrics: Mapping[str, str]  # and their names in the table
+    table: Callable[[dict[str, Any]], str]  # of the record
+    needs: Callable[[str], str | None] = lambda name: None  # the run that this one is initialised from
+
+
+def run_study(study: Study, options: Options) -> None:
+    """Train and evaluate what is missing, then write the record and the table."""
+    options = replace(options, runs=options.runs.resolve())  # a run that is initialised from another names its folder
+    if options.one is not None:
+        run_one(study, options.one, options)
+        return
+    complete = run_all(study, options)
+    if options.write:
+        results, docs = collect(study, options.runs), options.docs
+        write_atomically(docs / f"{study.name}.json", json.dumps(results, indent=1).encode())
+        write_table(docs / f"{study.name}.md", study.table(results))
+        print(f"wrote {docs / f'{study.name}.json'} and the table in {docs / f'{study.name}.md'}")
+    if not complete:
+        sys.exit("some runs are not done; run the same command again")
+
+
+def run_all(study: Study, options: Options) -> bool:
+    """Run what is missing, in processes if several run at a time or are to stop. Return whether all are done."""
+    names = [name for name in study.run_names if fnmatch.fnmatch(name, options.match)]
+    if options.jobs == 1 and options.stop_after is None:
+        for name in names:
+            run_one(study, name, options)
+        return True
+    command = [sys.executable, "-m", f"experiments.{study.name}", *flags(options), "--one"]
+
+    def start(name: str) -> Process:
+        return start_process([*command, name], options.runs / "logs" / f"{name}.txt", options.jobs)
+
+    def is_ready(name: str) -> bool:
+        needed = study.needs(name)
+        return needed is None or (options.runs / needed / "done").is_file()
+
+    missing = [name for name in names if not (options.runs / name / "evaluated").is_file()]
+    return run_processes(missing, start, is_ready, print_end, options.jobs, options.stop_after)
+
+
+def flags(options: Options) -> list[str]:
+    """Return the options of one run's process."""
+    found = ["--runs", str(options.runs), "--num-images", str(options.num_images)]
+    for option in ("textured_renders", "plain_renders"):
+        if (folder := getattr(options, option)) is not None:
+            found += [f"--{option.replace('_', '-')}", str(folder)]
+    return [*found, "--quick"] if options.quick else found
+
+
+def run_one(study: Study, name: str, options: Options) -> None:
+    """Train a run, or resume it, and evaluate it on what has not been evaluated."""
+    from cutslots.devices import make_fabric
+    from cutslots.evaluation.evaluate import evaluate
+    from cutslots.training.loop import train
+
+    folder = options.runs / name
+    if not (folder / "done").is_file():
+        config = replace(study.config(name, options), out=folder, cache_dir=options.runs / "cache")
+        if (needed := study.needs(name)) is not None:
+            config = replace(config, init_from=str(options.runs / needed))
+        train(replace(config, checkpoint_minutes=2.0))
+        write_atomically(folder / "done", json.dumps(facts(folder)).encode())
+    fabric = make_fabric("auto", 1, 1, "32-true")
+    for data, (text, limit) in study.test_data(name, options).items():
+        if scores(folder, data, study.metrics) is None:
+            count = min(options.num_images, limit or options.num_images)
+            evaluate(str(folder), (text,), folder / "evaluation" / data, "test", count, fabric)
+    write_atomically(folder / "evaluated", b"")
+
+
+def make_quick(config: TrainConfig) -> TrainConfig:
+    """Return the run with a few steps on a few small images."""
+    model: Any = config.model
+    pyramid = {"pyramid_levels": min(1, model.encoder.pyramid_levels)}
+    encoder = replace(model.encoder, channels=8, kernel_sizes=(3, 3), **pyramid)
+    few: dict[str, Any] = {"max_steps": 4, "batch_size": 4, "eval_every": 2, "num_eval_images": 4}
+    few["num_images"] = config.num_images if config.num_images == "endless" else 8
+    return replace(config, model=replace(model, image_size=(16, 16), encoder=encoder), **few, compile="off")
+
+
+# ------------------------------------------------------------------------------------------------------------- renders
+
+
+def renders_of(family: str, options: Options) -> Path | None:
+    """Return the folder of renders for runs on a family."""
+    return {"textured": options.textured_renders, "plain": options.plain_renders}.get(family)
+
+
+def with_renders(found: dict[str, TestData], family: str, options: Options) -> dict[str, TestData]:
+    """Return test data with the last renders of a family, if there are any."""
+    renders = renders_of(family, options)
+    if renders is None:
+        return found
+    return found | {"renders": TestData(str(last_images(renders, options.runs / "renders" / family)))}
+
+
+def last_images(source: Path, folder: Path) -> Path:
+    """Return a folder of links to the last images, and their masks, of another."""
+    return link_images(source, images_of(source)[-NUM_RENDERS:], folder)
+
+
+def images_of(source: Path) -> list[Path]:
+    images = sorted((source / "images").iterdir())
+    if not images:
+        raise ValueError(f"{source / 'images'} is empty; expected images")
+    return images
+
+
+def link_images(source: Path, images: Iterable[Path], folder: Path) -> Path:
+    """Fill a folder with links to images, and their masks, of another."""
+    for image in images:
+        for kind, file in (("images", image), ("masks", source / "masks" / f"{image.stem}.png")):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+            link = folder / kind / file.name
+            if not link.is_symlink():
+                link.symlink_to(file.resolve(strict=True))
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------------------- results
+
+
+def scores(folder: Path, name: str, metrics: Iterable[str]) -> dict[str, Any] | None:
+    """Return the metrics of a run on test data, or None if it has not been evaluated. Paths are left out."""
+    file = folder / "evaluation" / name / "results.json"
+    if not file.is_file():
+        return None
+    (found,) = json.loads(file.read_text())["results"].values()
+    return {key: found[key] for key in ("num_images", *metrics)}
+
+
+def collect(study: Study, runs: Path) -> dict[str, Any]:
+    """Return the records of all runs that are done, by the names of their folders."""
+    results = {}
+    for name in study.run_names:
+        folder = runs / name
+        if (folder / "done").is_file():
+            names = sorted(path.name for path in (folder / "evaluation").glob("*"))
+            found = {data: scores(folder, data, study.metrics) for data in names}
+            test = {data: values for data, values in found.items() if values is not None}
+            results[name] = json.loads((folder / "done").read_text()) | {"test": test}
+    return results
