@@ -1,6 +1,6 @@
 """Ray casting of a batch of scenes: images, masks and pixel counts, in plain torch on any device.
 
-On CUDA the kernels of `render_triton` do the same in one pass, but for varied scenes. The code here is the reference.
+On CUDA the kernels of `render_triton` do the same in one pass. The code here is the reference.
 
 - The mask of a pixel is what the ray through its centre hits.
 - The color of a pixel is the mean of four more rays. Each has its own point on the key light, which gives soft shadows.
@@ -70,13 +70,13 @@ class FrameBatch(FrameLayout):
     key_light: Tensor  # (3, S)
     fill_light: Tensor  # (3, S)
     light_strength: Tensor  # (3, S)
+    light_radius: Tensor  # (S,) of the key light
 
 
 @dataclass
 class VariedFrameBatch(FrameBatch):
     """The same of varied scenes."""
 
-    light_radius: Tensor  # (S,)
     light: Tensor  # (6, S)
     sensor: Tensor  # (9, S)
 
@@ -144,8 +144,7 @@ def _chunks(scenes: Layout, pixels: int, device: torch.device) -> Iterator[tuple
     """Yield rows and frames of all frames of all scenes, as many at once as the device renders well."""
     (B, F), home = scenes.position.shape[:2], scenes.count.device
     rows, frames = torch.arange(B, device=home).repeat_interleave(F), torch.arange(F, device=home).repeat(B)
-    by_kernels = _has_kernels(device) and not isinstance(scenes, VariedSceneBatch)
-    at_once = PIXELS_PER_LAUNCH if by_kernels else PIXELS_PER_CHUNK.get(device.type, 1)
+    at_once = PIXELS_PER_LAUNCH if _has_kernels(device) else PIXELS_PER_CHUNK.get(device.type, 1)
     step = max(1, at_once // pixels)
     for i in range(0, B * F, step):
         yield rows[i : i + step], frames[i : i + step]
@@ -197,7 +196,7 @@ def _frames(scenes: SceneBatch, rows: Tensor, frames: Tensor) -> FrameBatch:
         light_strength=_put(scenes.light_strength[rows], 1),
     )
     if not isinstance(scenes, VariedSceneBatch):
-        return FrameBatch(**fields)
+        return FrameBatch(**fields, light_radius=torch.full_like(fields["key_light"][0], LIGHT_RADIUS))
     sensor = _put(scenes.sensor[rows], 1)
     sensor[7] += GRAIN_STEP * frames  # every frame has noise of its own
     return VariedFrameBatch(
@@ -207,8 +206,9 @@ def _frames(scenes: SceneBatch, rows: Tensor, frames: Tensor) -> FrameBatch:
 
 def _render(batch: FrameBatch, image_size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the fields of `Rendered` for one frame of each scene, (S, ...)."""
-    if _has_kernels(batch.eye.device) and not isinstance(batch, VariedFrameBatch):
-        return kernels.render(batch, image_size, _sample_table(batch.eye.device))
+    if _has_kernels(batch.eye.device):
+        varied = torch.cat([batch.light, batch.sensor]) if isinstance(batch, VariedFrameBatch) else None
+        return kernels.render(batch, image_size, _sample_table(batch.eye.device), varied)
     S, n = batch.eye.shape[1], math.prod(image_size)
     rays = _camera_rays(batch, image_size, ((0.0, 0.0), *SAMPLES))
     distance, surface, normal, unoccluded = _first_hit(batch, rays, count=n)
@@ -356,8 +356,8 @@ def _shade(batch: FrameBatch, rays: Rays, distance: Tensor, surface: Tensor, nor
 
 def _key_light_samples(batch: FrameBatch, n: int) -> Tensor:
     """Return the point on the key light (3, S, n) for each of n rays, which are ordered by sample."""
-    radius = batch.light_radius[:, None] if isinstance(batch, VariedFrameBatch) else LIGHT_RADIUS
-    points = batch.key_light[..., None] + radius * _key_light_offsets(batch.eye.device)[:, None]
+    offsets = batch.light_radius[:, None] * _key_light_offsets(batch.eye.device)[:, None]
+    points = batch.key_light[..., None] + offsets
     return points.repeat_interleave(n // len(SAMPLES), 2)
 
 
@@ -370,10 +370,10 @@ def _key_light_offsets(device: torch.device) -> Tensor:
 
 @functools.cache
 def _sample_table(device: torch.device) -> Tensor:
-    """Return the offset of each sample in pixels and that of its point on the key light, (samples, 4)."""
+    """Return the offset of each sample in pixels and that of its point on a key light of radius 1, (samples, 4)."""
     # Made on the CPU: the copy waits until it is done, so that any stream may use the table.
     pixels = torch.tensor(SAMPLES, dtype=torch.float32, device="cpu")
-    return torch.cat([pixels, LIGHT_RADIUS * _key_light_offsets(torch.device("cpu"))[:2].T], 1).to(device)
+    return torch.cat([pixels, _key_light_offsets(torch.device("cpu"))[:2].T], 1).to(device)
 
 
 def _surface_properties(

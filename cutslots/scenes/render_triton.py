@@ -8,7 +8,8 @@ A program skips objects whose bounding ball no ray of its tile hits, and materia
 keeps everything in registers: the kernels need no memory but their results, and the host waits for nothing. Loops over
 objects are `while` loops, because Triton's interpreter takes no bounds from memory for `range`.
 
-Scenes are rows of four tables in float32: camera, lights, objects and surfaces.
+Scenes are rows of four tables in float32: camera, lights, objects and surfaces. Varied scenes have longer rows of
+lights, and a version of the kernel of their own: that of other scenes does nothing for them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cutslots.scenes import materials
+from cutslots.scenes import materials, variation
 from cutslots.scenes.materials_triton import textures
 from cutslots.scenes.shapes_triton import (
     INFINITY,
@@ -34,6 +35,16 @@ from cutslots.scenes.shapes_triton import (
     rotate,
     rotate_back,
 )
+from cutslots.scenes.variation_triton import (
+    attenuation,
+    back_light,
+    diffuse_share,
+    dimming,
+    expose,
+    grain_index,
+    reflection,
+    vary_ambient,
+)
 
 if TYPE_CHECKING:
     from cutslots.scenes.render import FrameBatch, FrameLayout
@@ -42,8 +53,10 @@ TILE_H, TILE_W = 4, 8  # the pixels of a program
 NUM_WARPS = 1  # of a program; in one warp, reductions over a tile need no shared memory
 
 CAMERA_COLUMNS, COUNT = tl.constexpr(13), tl.constexpr(12)  # eye (3), view (9), number of objects
-LIGHT_COLUMNS = tl.constexpr(9)  # key light (3), fill light (3), strengths (3)
-FILL, STRENGTH = tl.constexpr(3), tl.constexpr(6)
+LIGHT_COLUMNS = tl.constexpr(10)  # key light (3), fill light (3), strengths (3), radius of the key light
+FILL, STRENGTH, RADIUS = tl.constexpr(3), tl.constexpr(6), tl.constexpr(9)
+VARIED_COLUMNS = tl.constexpr(25)  # of varied scenes: the same, their light (6) and sensor (9)
+VARIED_LIGHT, SENSOR = tl.constexpr(10), tl.constexpr(16)
 COLUMNS = tl.constexpr(OBJECT_COLUMNS)
 SURFACE_COLUMNS = tl.constexpr(16)  # three colors (9), finish (6), material
 FINISH, MATERIAL = tl.constexpr(9), tl.constexpr(15)
@@ -170,26 +183,45 @@ def _mix(color, second_share, third_share):
 
 
 @triton.jit
-def _light(lx, ly, lz, strength, px, py, pz, nx, ny, nz, dx, dy, dz, gloss, metal):
-    """Return the diffuse and the specular light from one light at (lx, ly, lz)."""
+def _add_light(
+    r, g, b, red, green, blue, lx, ly, lz, strength, px, py, pz, nx, ny, nz, dx, dy, dz, gloss, metal, matte
+):
+    """Return the color (r, g, b) of points of this albedo with the light of one more light at (lx, ly, lz)."""
     lx, ly, lz = _normalize(lx - px, ly - py, lz - pz, 0.0)
     hx, hy, hz = _normalize(lx - dx, ly - dy, lz - dz, 1e-12)
     facing = tl.maximum(dot(nx, ny, nz, lx, ly, lz), 0.0)
     highlight = tl.exp2((4 + 160 * gloss * gloss) * tl.log2(tl.maximum(dot(nx, ny, nz, hx, hy, hz), 0.0)))
     specular = (1.2 * metal + 0.6 * gloss) * tl.where(facing > 0, highlight, 0.0) * strength
-    return facing * strength * (1 - 0.65 * metal), specular
-
-
-@triton.jit
-def _add_light(color, albedo, diffuse, specular, metal):
-    return color + albedo * diffuse + (1 - 0.4 * metal * (1 - albedo)) * specular
+    diffuse = facing * strength * matte
+    r = r + red * diffuse + (1 - 0.4 * metal * (1 - red)) * specular
+    g = g + green * diffuse + (1 - 0.4 * metal * (1 - green)) * specular
+    return r, g, b + blue * diffuse + (1 - 0.4 * metal * (1 - blue)) * specular
 
 
 @triton.jit
 def _shade(
-    lights, objects, surfaces, planes, atlas, count, surface, inside, px, py, pz, nx, ny, nz, dx, dy, dz, kx, ky
+    lights,
+    objects,
+    surfaces,
+    planes,
+    atlas,
+    count,
+    surface,
+    inside,
+    px,
+    py,
+    pz,
+    nx,
+    ny,
+    nz,
+    dx,
+    dy,
+    dz,
+    kx,
+    ky,
+    VARIED: tl.constexpr,
 ):
-    """Return the linear color of points whose point on the key light is (kx, ky) away from its centre."""
+    """Return the linear color of points whose point on a key light of radius 1 is (kx, ky) away from its centre."""
     red, green, blue, nx, ny, nz, gloss, metal = _surface_properties(
         objects, surfaces, atlas, surface, inside, px, py, pz, nx, ny, nz
     )
@@ -197,30 +229,44 @@ def _shade(
     away = dot(nx, ny, nz, dx, dy, dz) > 0
     nx, ny, nz = tl.where(away, -nx, nx), tl.where(away, -ny, ny), tl.where(away, -nz, nz)
 
-    kx, ky, kz = tl.load(lights) + kx, tl.load(lights + 1) + ky, tl.load(lights + 2)
+    radius = tl.load(lights + RADIUS)
+    kx, ky, kz = tl.load(lights) + radius * kx, tl.load(lights + 1) + radius * ky, tl.load(lights + 2)
     x, y, z = kx - px, ky - py, kz - pz
     distance = tl.sqrt_rn(dot(x, y, z, x, y, z))
     x, y, z = tl.div_rn(x, distance), tl.div_rn(y, distance), tl.div_rn(z, distance)
     start_x, start_y, start_z = px + 2e-3 * nx, py + 2e-3 * ny, pz + 2e-3 * nz
     blocked = _is_blocked(objects, planes, count, inside, start_x, start_y, start_z, x, y, z, distance)
-    key = tl.where(blocked, 0.0, tl.load(lights + STRENGTH))
     sky = _visible_sky(objects, count, px, py, pz, nx, ny, nz)
-    ambient = tl.load(lights + STRENGTH + 2) * (0.7 + 0.3 * nz) * sky
-    diffuse, specular = _light(kx, ky, kz, key, px, py, pz, nx, ny, nz, dx, dy, dz, gloss, metal)
-    r = _add_light(red * ambient, red, diffuse, specular, metal)
-    g = _add_light(green * ambient, green, diffuse, specular, metal)
-    b = _add_light(blue * ambient, blue, diffuse, specular, metal)
+    key, fill = tl.where(blocked, 0.0, tl.load(lights + STRENGTH)), tl.load(lights + STRENGTH + 1)
     fx, fy, fz = tl.load(lights + FILL), tl.load(lights + FILL + 1), tl.load(lights + FILL + 2)
-    fill = tl.load(lights + STRENGTH + 1)
-    diffuse, specular = _light(fx, fy, fz, fill, px, py, pz, nx, ny, nz, dx, dy, dz, gloss, metal)
-    r = _add_light(r, red, diffuse, specular, metal)
-    g = _add_light(g, green, diffuse, specular, metal)
-    b = _add_light(b, blue, diffuse, specular, metal)
+    ambient, matte = tl.load(lights + STRENGTH + 2), 1 - 0.65 * metal
+    light = lights + VARIED_LIGHT
+    if VARIED:
+        key = key * attenuation(light, kx, ky, kz, px, py, pz)
+        fill = fill * attenuation(light, fx, fy, fz, px, py, pz)
+        ambient = vary_ambient(light, px, py, ambient)
+        matte = diffuse_share(light, metal)
+    ambient = ambient * (0.7 + 0.3 * nz) * sky
+    r, g, b = red * ambient, green * ambient, blue * ambient
+    r, g, b = _add_light(
+        r, g, b, red, green, blue, kx, ky, kz, key, px, py, pz, nx, ny, nz, dx, dy, dz, gloss, metal, matte
+    )
+    r, g, b = _add_light(
+        r, g, b, red, green, blue, fx, fy, fz, fill, px, py, pz, nx, ny, nz, dx, dy, dz, gloss, metal, matte
+    )
+    if VARIED:
+        bx, by, bz, back = back_light(light, px, py, pz)
+        r, g, b = _add_light(
+            r, g, b, red, green, blue, bx, by, bz, back, px, py, pz, nx, ny, nz, dx, dy, dz, gloss, metal, matte
+        )
     # Metal reflects a bright sky above and a darker ground below.
     reflected_z = dz - 2 * dot(dx, dy, dz, nx, ny, nz) * nz
     above = tl.minimum(tl.maximum(1.5 * reflected_z, 0.0), 1.0)
-    reflection = metal * (0.15 + 1.1 * above * above * (3 - 2 * above)) * (0.3 + 0.7 * sky)
-    return r + red * reflection, g + green * reflection, b + blue * reflection
+    reflected = 0.15 + 1.1 * above * above * (3 - 2 * above)
+    if VARIED:
+        reflected = reflection(light, reflected_z, reflected)
+    reflected = metal * reflected * (0.3 + 0.7 * sky)
+    return r + red * reflected, g + green * reflected, b + blue * reflected
 
 
 @triton.jit
@@ -234,10 +280,15 @@ def _tile(H, W, TILE_H: tl.constexpr, TILE_W: tl.constexpr):
 
 
 @triton.jit
-def _store_byte(pointer, color, inside):
-    """Store a linear value as a byte of sRGB, approximated by the root."""
-    root = tl.sqrt_rn(tl.minimum(tl.maximum(color * 0.25, 0.0), 1.0))
-    tl.store(pointer, (root * 255 + 0.5).to(tl.uint8), inside)
+def _store_byte(pointer, value, inside):
+    """Store a value from 0 to 1 as a byte."""
+    tl.store(pointer, (value * 255 + 0.5).to(tl.uint8), inside)
+
+
+@triton.jit
+def _root(linear):
+    """Return values of sRGB, approximated by the root, of linear values."""
+    return tl.sqrt_rn(tl.minimum(tl.maximum(linear, 0.0), 1.0))
 
 
 @triton.jit(do_not_specialize=["K", "H", "W"])  # compiled once for all sizes
@@ -249,6 +300,7 @@ def _render_kernel(
     planes,
     samples,
     atlas,
+    grain,
     image,
     mask,
     visible,
@@ -258,11 +310,13 @@ def _render_kernel(
     W,
     TILE_H: tl.constexpr,
     TILE_W: tl.constexpr,
+    VARIED: tl.constexpr,
 ):
     scene, row, column = _tile(H, W, TILE_H, TILE_W)
     inside, pixel, side = (row < H) & (column < W), row * W + column, tl.maximum(H, W)
     camera, objects = cameras + scene * CAMERA_COLUMNS, objects + scene * K * COLUMNS
-    lights, surfaces = lights + scene * LIGHT_COLUMNS, surfaces + scene * (K + 1) * SURFACE_COLUMNS
+    lights += scene * (VARIED_COLUMNS if VARIED else LIGHT_COLUMNS)
+    surfaces += scene * (K + 1) * SURFACE_COLUMNS
     count, size = tl.load(camera + COUNT).to(tl.int32), side.to(tl.float32)
     ox, oy, oz = tl.load(camera), tl.load(camera + 1), tl.load(camera + 2)
     x, y = (column + (side - W) // 2).to(tl.float32) + 0.5, (row + (side - H) // 2).to(tl.float32) + 0.5
@@ -283,7 +337,26 @@ def _render_kernel(
         px, py, pz = ox + t * dx, oy + t * dy, oz + t * dz
         kx, ky = tl.load(sample + 2), tl.load(sample + 3)
         r, g, b = _shade(
-            lights, objects, surfaces, planes, atlas, count, surface, inside, px, py, pz, nx, ny, nz, dx, dy, dz, kx, ky
+            lights,
+            objects,
+            surfaces,
+            planes,
+            atlas,
+            count,
+            surface,
+            inside,
+            px,
+            py,
+            pz,
+            nx,
+            ny,
+            nz,
+            dx,
+            dy,
+            dz,
+            kx,
+            ky,
+            VARIED,
         )
         red, green, blue = (
             red + tl.where(i < 2, r, 0.0),
@@ -292,10 +365,19 @@ def _render_kernel(
         )
         other_red, other_green = other_red + tl.where(i < 2, 0.0, r), other_green + tl.where(i < 2, 0.0, g)
         other_blue = other_blue + tl.where(i < 2, 0.0, b)
+    red, green, blue = (red + other_red) * 0.25, (green + other_green) * 0.25, (blue + other_blue) * 0.25
+    if VARIED:
+        sensor = lights + SENSOR
+        dimmed, index = dimming(sensor, x, y, size), grain_index(sensor, x, y)
+        red = expose(sensor, grain, red, 0, dimmed, index)
+        green = expose(sensor, grain, green, 1, dimmed, index)
+        blue = expose(sensor, grain, blue, 2, dimmed, index)
+    else:
+        red, green, blue = _root(red), _root(green), _root(blue)
     image += scene * 3 * H * W + pixel
-    _store_byte(image, red + other_red, inside)
-    _store_byte(image + H * W, green + other_green, inside)
-    _store_byte(image + 2 * H * W, blue + other_blue, inside)
+    _store_byte(image, red, inside)
+    _store_byte(image + H * W, green, inside)
+    _store_byte(image + 2 * H * W, blue, inside)
 
 
 @triton.jit(do_not_specialize=["K", "H", "W"])
@@ -311,17 +393,22 @@ def _count_kernel(cameras, objects, planes, visible, K, H, W, TILE_H: tl.constex
     _count_surfaces(surface, inside, count, visible + scene * K)
 
 
-def render(batch: FrameBatch, image_size: tuple[int, int], samples: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def render(
+    batch: FrameBatch, image_size: tuple[int, int], samples: Tensor, varied: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return images (S, 3, H, W), masks (S, H, W), visible and unoccluded pixels of each object (S, K).
 
-    `samples` (4, 4) are the offset of each sample in pixels and the offset of its point on the key light.
+    `samples` (4, 4) are the offset of each sample in pixels and that of its point on a key light of radius 1. `varied`
+    (15, S) are light and sensor of varied scenes.
     """
     (S, K), device = batch.shape.shape, batch.eye.device
     image, mask = (torch.empty(*n, *image_size, dtype=torch.uint8, device=device) for n in ((S, 3), (S,)))
     visible, unoccluded = torch.zeros(2, S, K, dtype=torch.long, device=device)
-    tables = _camera_table(batch), _light_table(batch), _object_table(batch), _surface_table(batch), plane_table(device)
-    atlas = materials.noise(device).volume
-    _launch(_render_kernel, S, image_size, *tables, samples, atlas, image, mask, visible, unoccluded, K)
+    tables = _camera_table(batch), _light_table(batch, varied), _object_table(batch), _surface_table(batch)
+    noise = materials.noise(device).volume, None if varied is None else variation.grain(device)
+    results = image, mask, visible, unoccluded
+    args = *tables, plane_table(device), samples, *noise, *results, K
+    _launch(_render_kernel, S, image_size, *args, VARIED=varied is not None)
     return image, mask, visible, unoccluded
 
 
@@ -334,13 +421,15 @@ def count_visible_pixels(batch: FrameLayout, image_size: tuple[int, int]) -> Ten
     return visible
 
 
-def _launch(kernel: Any, S: int, image_size: tuple[int, int], cameras: Tensor, *args: Tensor | int) -> None:
+def _launch(
+    kernel: Any, S: int, image_size: tuple[int, int], cameras: Tensor, *args: Tensor | int | None, **constants: bool
+) -> None:
     """Run a kernel with one program for each tile of each scene."""
     tiles = S * triton.cdiv(image_size[0], TILE_H) * triton.cdiv(image_size[1], TILE_W)
     options = {"num_warps": NUM_WARPS, "num_stages": 1, "enable_fp_fusion": False}
     if tiles:
         with device_of(cameras):
-            kernel[(tiles,)](cameras, *args, *image_size, TILE_H, TILE_W, **options)
+            kernel[(tiles,)](cameras, *args, *image_size, TILE_H, TILE_W, **constants, **options)
 
 
 def _camera_table(batch: FrameLayout) -> Tensor:
@@ -348,9 +437,10 @@ def _camera_table(batch: FrameLayout) -> Tensor:
     return torch.cat([batch.eye, batch.view.flatten(0, 1), batch.present.sum(1)[None].float()]).T.contiguous()
 
 
-def _light_table(batch: FrameBatch) -> Tensor:
-    """Return the lights of each scene (S, LIGHT_COLUMNS)."""
-    return torch.cat([batch.key_light, batch.fill_light, batch.light_strength]).T.contiguous()
+def _light_table(batch: FrameBatch, varied: Tensor | None) -> Tensor:
+    """Return the lights of each scene (S, LIGHT_COLUMNS), or of each varied scene (S, VARIED_COLUMNS)."""
+    parts = [batch.key_light, batch.fill_light, batch.light_strength, batch.light_radius[None]]
+    return torch.cat(parts if varied is None else [*parts, varied]).T.contiguous()
 
 
 def _object_table(batch: FrameLayout) -> Tensor:

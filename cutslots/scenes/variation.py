@@ -124,11 +124,12 @@ def expose(sensor: Tensor, linear: Tensor, side: int) -> Tensor:
     value = value + tone * value * (1 - value)
     value = value + haze * (HAZE - value)
     rows, columns = (y[:, None] + row.long()) % GRAIN_SIZE, (x + column.long()) % GRAIN_SIZE
-    return (value + noise * _grain_on(linear.device)[:, rows, columns]).clamp(0, 1)
+    return (value + noise * grain(linear.device)[:, rows, columns]).clamp(0, 1)
 
 
 @functools.cache
-def _grain_on(device: torch.device) -> Tensor:
+def grain(device: torch.device) -> Tensor:
+    """Return the noise of sensors on this device, uploaded once: (3, GRAIN_SIZE, GRAIN_SIZE)."""
     return torch.from_numpy(_grain()).to(device)
 
 
