@@ -341,7 +341,7 @@ def _attempt_varied(name: str, rng: HashRNG, count: Tensor) -> tuple[Layout, Ten
     shape = rng.choice("shape", [shapes.NAMES.index(s) for s in family.shapes], K)
     size = rng.choice("size", family.sizes, K) * _vary(rng, "object size", K)
     target = rng.uniform("target", -0.4, 0.4, 3) * tensor([1, 1, 0], device) + tensor([0, 0, 0.2], device)
-    eye = target + _on_sphere(rng, "camera", _vary(rng, "camera distance"))
+    eye = target + _on_sphere(rng, ["camera"], [_vary(rng, "camera distance")])[0]
     half_width = _on_host(np.tan, _vary(rng, "field of view") * (np.pi / 360))
     camera, border = Camera(eye, target, half_width), _vary(rng, "border")[:, None, None, None]
     position, rotation, velocity, valid = _arrange(family, rng, camera, count, shape, size, border)
@@ -360,31 +360,34 @@ def _vary(rng: HashRNG, name: str, *shape: int) -> Tensor:
     return rng.uniform(name, *RANGES[name], *shape)
 
 
-def _on_sphere(rng: HashRNG, name: str, radius: Tensor) -> Tensor:
-    """Return points (B, 3) at the azimuth and elevation of this name."""
-    azimuth, elevation = (_vary(rng, f"{name} {angle}") * (np.pi / 180) for angle in ("azimuth", "elevation"))
-    across = radius * _on_host(np.cos, elevation)
-    x, y = across * _on_host(np.cos, azimuth), across * _on_host(np.sin, azimuth)
-    return torch.stack([x, y, radius * _on_host(np.sin, elevation)], 1)
+def _on_sphere(rng: HashRNG, names: Sequence[str], radii: Sequence[Tensor]) -> Tensor:
+    """Return points (names, B, 3) at the azimuths and elevations of these names, by one copy to the CPU and back."""
+    angles = [_vary(rng, f"{name} {angle}") * (np.pi / 180) for angle in ("azimuth", "elevation") for name in names]
+    cos, sin = _on_host(lambda x: np.stack([np.cos(x), np.sin(x)]), torch.stack(angles))
+    radius, n = torch.stack(list(radii)), len(names)
+    across = radius * cos[n:]
+    return torch.stack([across * cos[:n], across * sin[:n], radius * sin[n:]], 2)
 
 
 def _varied_lights(rng: HashRNG) -> tuple[Tensor, ...]:
     """Return the fields of light, and those of `VariedSceneBatch`."""
-    distance = RANGES["light distance"]
-    positions = [_on_sphere(rng, name, rng.uniform(f"{name} distance", *distance)) for name in ("key", "fill", "back")]
+    names = ("key", "fill", "back")
+    distances = [rng.uniform(f"{name} distance", *RANGES["light distance"]) for name in names]
+    positions = _on_sphere(rng, names, distances)
     key = torch.ones_like(positions[0][:, 0])
     fill, back, ambient = (_vary(rng, f"{name} strength") for name in ("fill", "back", "ambient"))
     # The sum of what the lights give to the ground at the origin is the exposure. So no scene is too dark or bright.
-    given = ambient + key * _height(positions[0]) + fill * _height(positions[1]) + back * _height(positions[2])
+    heights = _heights(positions)
+    given = ambient + key * heights[0] + fill * heights[1] + back * heights[2]
     gain = _vary(rng, "exposure") / given
     strength = torch.stack([key, fill, ambient], 1) * gain[:, None]
     light = torch.cat([positions[2], torch.stack([back * gain, _vary(rng, "falloff"), _vary(rng, "polish")], 1)], 1)
     return positions[0], positions[1], strength, _vary(rng, "key radius"), light, _sensor(rng)
 
 
-def _height(position: Tensor) -> Tensor:
-    """Return the sine of the elevation of points (B, 3)."""
-    x, y, z = position.unbind(1)
+def _heights(position: Tensor) -> Tensor:
+    """Return the sines of the elevations of points (..., 3)."""
+    x, y, z = position.unbind(-1)
     return z / _on_host(np.sqrt, x * x + y * y + z * z)  # of torch on a CPU, the last bit may differ
 
 
