@@ -2,6 +2,7 @@
 
     python benchmarks/scenes.py                  # the CPU: 64 x 64
     python benchmarks/scenes.py --device cuda    # a GPU: 128 x 128, operations of torch and kernels
+    python benchmarks/scenes.py --variation v1   # varied scenes
 
 `sample` decides what the scenes contain. `render` renders the images. `get_batch` does both. On CUDA everything is
 measured twice: with operations of torch, and with the Triton kernels. The masks of the kernels are compared with the
@@ -82,14 +83,15 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--size", type=int, help="side of the images; default 64, or 128 on CUDA")
     parser.add_argument("--count", type=int, help="scenes at a time; default 48, or 1024 on CUDA")
+    parser.add_argument("--variation", default="none", choices=("none", "v1"))
     args = parser.parse_args()
     size, count = args.size or (64, 128)[args.device == "cuda"], args.count or (48, 1024)[args.device == "cuda"]
     name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    print(f"{name}, {size} x {size}, five rays per pixel, {count} scenes at a time\n")
+    print(f"{name}, {size} x {size}, variation {args.variation}, five rays per pixel, {count} scenes at a time\n")
     print("| family | by | sample ms | render ms | get_batch, images/s | GiB | ratio | mask pixels that differ |")
     print("|---|---|---|---|---|---|---|---|")
     for family in FAMILIES:
-        for line in rows(Scenes(family, size=size), count, args.device):
+        for line in rows(Scenes(family, size=size, variation=args.variation), count, args.device):
             print(line, flush=True)
 
 
