@@ -18,7 +18,7 @@ import tyro
 
 from cutslots.training.config import TrainConfig
 from experiments.pretraining import SEEDS, spread
-from experiments.study import Options, Study, TestData, make_quick, run_study, with_renders
+from experiments.study import Options, Study, make_quick, run_study, with_renders
 from experiments.table import parse
 
 NUM_OBJECTS = "3-6"
@@ -83,10 +83,10 @@ def run_config(name: str, options: Options) -> TrainConfig:
     return make_quick(config) if options.quick else config
 
 
-def test_data(name: str, options: Options) -> dict[str, TestData]:
+def test_data(name: str, options: Options) -> dict[str, str]:
     family = name.partition("-")[0]
-    found = {each: TestData(f"{each}:{NUM_OBJECTS}") for each in TEST_FAMILIES[family]}
-    return with_renders(found | {"varied": TestData(f"{family}:{NUM_OBJECTS},variation=v1")}, family, options)
+    found = {each: f"{each}:{NUM_OBJECTS}" for each in TEST_FAMILIES[family]}
+    return with_renders(found | {"varied": f"{family}:{NUM_OBJECTS},variation=v1"}, family, options)
 
 
 def table(results: dict[str, Any]) -> str:

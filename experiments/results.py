@@ -73,11 +73,8 @@ BLENDER = {
     "ours/background-anchored-textured-1": "built-in scenes only, texture ramp",
     "blender/pretrained-1": "the same, then Blender scenes",
 }
-# The checkpoints that come with the package and their runs, by the family of their training data.
-CHECKPOINTS = {
-    "plain": ("plain-128", "ours/softmax-plain-0"),
-    "textured": ("textured-128", "ours/low-contrast-textured-1"),
-}
+# The checkpoints that come with the package, by the family of their training data.
+CHECKPOINTS = {"plain": "plain-128", "textured": "textured-128"}
 EVALUATIONS = (
     "cutslots evaluate plain-128 --data plain --num-images 500",
     "cutslots evaluate textured-128 --data textured ood camo --num-images 500",
@@ -129,8 +126,6 @@ def write_results(runs: Path | None, docs: Path, names: Iterable[str] = ()) -> N
     write_atomically(page, fill(page, records).encode())
     draw_curves(records, docs / "img" / "results-curves.png")
     draw_paper_curves(records, docs / "img" / "paper-curves.png")
-    if runs is not None:
-        draw_images(runs, docs / "img")
     print(f"wrote {page} and figures in {docs / 'img'}")
 
 
@@ -259,13 +254,13 @@ def against_paper(records: dict[str, Record]) -> str:
 
 def checkpoint_scores(records: dict[str, Record], family: str) -> tuple[str, dict[str, Any]]:
     """Return the name of the shipped checkpoint for a family, and its metrics on it; none if it is not evaluated."""
-    checkpoint = CHECKPOINTS[trained_on(family)][0]
+    checkpoint = CHECKPOINTS[trained_on(family)]
     return checkpoint, records.get(f"checkpoints/{checkpoint}", {}).get("scores", {}).get(family, {})
 
 
 def _checkpoint_facts(records: dict[str, Record]) -> str:
     """Return the commands, devices and dates of the evaluations of the shipped checkpoints in the tables."""
-    names = [f"checkpoints/{checkpoint}" for checkpoint, _ in CHECKPOINTS.values()]
+    names = [f"checkpoints/{checkpoint}" for checkpoint in CHECKPOINTS.values()]
     chosen = [records[name] for name in names if name in records]
     if not chosen:
         return "\n"
@@ -276,11 +271,6 @@ def _checkpoint_facts(records: dict[str, Record]) -> str:
 def trained_on(family: str) -> str:
     """Return the family that a model evaluated on this one was trained on."""
     return "plain" if family == "plain" else "textured"
-
-
-def checkpoint_run(family: str) -> str:
-    """Return the run of the shipped checkpoint for a family."""
-    return CHECKPOINTS[trained_on(family)][1]
 
 
 HEADS = f"scenes | method | masks | {' | '.join(PERCENT_METRICS.values())} | MSE | steps | images/s"
@@ -664,8 +654,8 @@ def _write_figure(figure: Any, file: Path) -> None:
     write_atomically(file, data.getvalue())
 
 
-def draw_images(runs: Path, folder: Path) -> None:
-    """Draw the outputs of the shipped checkpoints for the first test scenes of each family, if their weights exist."""
+def draw_images(folder: Path) -> None:
+    """Draw the outputs of the shipped checkpoints for the first test scenes of each family."""
     from cutslots.data.open import open_dataset
     from cutslots.devices import make_fabric
     from cutslots.evaluation.visualize import visualization_grid, visualize_images
@@ -674,22 +664,20 @@ def draw_images(runs: Path, folder: Path) -> None:
 
     fabric = make_fabric("auto", 1, 1, "32-true")
     for family in FAMILIES:
-        run = runs / checkpoint_run(family)
-        if (run / "done").is_file() and (run / "model.safetensors").is_file():
-            folder.mkdir(parents=True, exist_ok=True)
-            model = load(run, fabric.device)
-            data: Any = open_dataset(family, "test", model.image_size, 5)
-            grid = visualization_grid(visualize_images(model, data, 5, fabric))
-            write_atomically(folder / f"results-{family}.png", encode_png(grid))
+        model = load(CHECKPOINTS[trained_on(family)], fabric.device)
+        data: Any = open_dataset(family, "test", model.image_size, 5)
+        grid = visualization_grid(visualize_images(model, data, 5, fabric))
+        write_atomically(folder / f"results-{family}.png", encode_png(grid))
 
 
 def main(docs: Path = Path("docs"), checkpoints: bool = False) -> None:
     """Write the tables and the curves of results.md again, from results.json.
 
-    With `checkpoints`, the checkpoints of this package are evaluated first.
+    With `checkpoints`, the checkpoints of this package are evaluated and their outputs drawn first.
     """
     if checkpoints:
         evaluate_checkpoints(docs)
+        draw_images(docs / "img")
     write_results(None, docs)
 
 

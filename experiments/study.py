@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cutslots.files import write_atomically
 from cutslots.training.config import TrainConfig
@@ -48,17 +48,12 @@ class Options:
     """A few steps on a few small images."""
 
 
-class TestData(NamedTuple):
-    text: str  # of --data
-    max_images: int | None = None  # or videos
-
-
 @dataclass(frozen=True)
 class Study:
     name: str  # of the module, the record and the page
     run_names: tuple[str, ...]  # in the order in which they start
-    config: Callable[[str, Options], TrainConfig]
-    test_data: Callable[[str, Options], Mapping[str, TestData]]  # by name
+    config: Callable[[str, Any], TrainConfig]  # by name and options
+    test_data: Callable[[str, Any], Mapping[str, str]]  # texts of --data by name
     metrics: Mapping[str, str]  # and their names in the table
     table: Callable[[dict[str, Any]], str]  # of the record
     needs: Callable[[str], str | None] = lambda name: None  # the run that this one is initialised from
@@ -102,10 +97,11 @@ def run_all(study: Study, options: Options) -> bool:
 
 def flags(options: Options) -> list[str]:
     """Return the options of one run's process."""
-    found = ["--runs", str(options.runs), "--num-images", str(options.num_images)]
-    for option in ("textured_renders", "plain_renders"):
-        if (folder := getattr(options, option)) is not None:
-            found += [f"--{option.replace('_', '-')}", str(folder)]
+    own = {"docs", "match", "jobs", "stop_after", "write", "one", "quick"}  # of the command, not of a run
+    found = []
+    for name, value in vars(options).items():
+        if name not in own and value is not None:
+            found += [f"--{name.replace('_', '-')}", str(value)]
     return [*found, "--quick"] if options.quick else found
 
 
@@ -123,10 +119,9 @@ def run_one(study: Study, name: str, options: Options) -> None:
         train(replace(config, checkpoint_minutes=2.0))
         write_atomically(folder / "done", json.dumps(facts(folder)).encode())
     fabric = make_fabric("auto", 1, 1, "32-true")
-    for data, (text, limit) in study.test_data(name, options).items():
+    for data, text in study.test_data(name, options).items():
         if scores(folder, data, study.metrics) is None:
-            count = min(options.num_images, limit or options.num_images)
-            evaluate(str(folder), (text,), folder / "evaluation" / data, "test", count, fabric)
+            evaluate(str(folder), (text,), folder / "evaluation" / data, "test", options.num_images, fabric)
     write_atomically(folder / "evaluated", b"")
 
 
@@ -148,12 +143,12 @@ def renders_of(family: str, options: Options) -> Path | None:
     return {"textured": options.textured_renders, "plain": options.plain_renders}.get(family)
 
 
-def with_renders(found: dict[str, TestData], family: str, options: Options) -> dict[str, TestData]:
+def with_renders(found: dict[str, str], family: str, options: Options) -> dict[str, str]:
     """Return test data with the last renders of a family, if there are any."""
     renders = renders_of(family, options)
     if renders is None:
         return found
-    return found | {"renders": TestData(str(last_images(renders, options.runs / "renders" / family)))}
+    return found | {"renders": str(last_images(renders, options.runs / "renders" / family))}
 
 
 def last_images(source: Path, folder: Path) -> Path:

@@ -25,7 +25,7 @@ import tyro
 
 from cutslots.training.config import TrainConfig
 from experiments.pretraining import SEEDS, spread
-from experiments.study import Options, Study, TestData, make_quick, run_study, with_renders
+from experiments.study import Options, Study, make_quick, run_study, with_renders
 from experiments.table import parse
 
 FAMILIES = ("textured", "plain")
@@ -54,9 +54,9 @@ def run_config(name: str, options: Options) -> TrainConfig:
     return make_quick(config) if options.quick else config
 
 
-def test_data(name: str, options: Options) -> dict[str, TestData]:
+def test_data(name: str, options: Options) -> dict[str, str]:
     family = name.partition("-")[0]
-    found = {"built-in": TestData(family), "varied": TestData(f"{family}:variation=v1")}
+    found = {"built-in": family, "varied": f"{family}:variation=v1"}
     return with_renders(found, family, options)
 
 

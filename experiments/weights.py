@@ -1,22 +1,25 @@
-"""The checkpoints of this package: three seeds of each, on built-in scenes, then fine-tuned on renders too.
+"""The checkpoints of this package for images: fine-tuned on built-in scenes, then on renders too.
 
-    python -m experiments.weights --runs runs/weights --jobs 8 --textured-renders DIR --plain-renders DIR
+    python -m experiments.weights --runs runs/weights --jobs 4 --textured-renders DIR --plain-renders DIR
     python -m experiments.weights ... --stop-after 9         # for nine minutes
     python -m experiments.weights ... --match "plain-*"      # some of the runs
     python -m experiments.weights ... --quick                # a few steps on a few small images
 
-    textured, plain, moving               preset `ours` (`ours-video`) on built-in scenes
-    textured-renders, plain-renders       the same weights, fine-tuned on renders and as many built-in scenes, with
-                                          flips and crops
+All begin with the weights of `textured-128` (`--initial`), the cut of preset `ours` on textured scenes: objects are
+found, what is left is their appearance.
+
+    textured, plain                       on built-in scenes
+    plain-consistency                     the same with mask consistency instead of a foreground penalty
+    textured-renders                      on renders and built-in scenes, with flips and crops
+    plain-renders, ...                    after the run of that name, the same
 
 Folders of renders have images/ and masks/. Their last images are for evaluation and are not trained on; without them
-the runs on renders are left out. The shipped seed is the one with the best ARI-FG of refined masks on validation scenes
-(renders: on the evaluated images themselves, which docs/weights.md says).
+the runs on renders are left out.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,6 @@ from experiments.study import (
     NUM_RENDERS,
     Options,
     Study,
-    TestData,
     images_of,
     last_images,
     link_images,
@@ -42,23 +44,23 @@ from experiments.study import (
 )
 from experiments.table import parse
 
-CONSISTENCY = "--loss.mask-consistency 1e-3 --loss.mask-consistency-start 2000"
-PENALTY = "--loss.foreground-penalty 3e-4 --loss.foreground-penalty-start 2000"
-EVALUATION = "--eval-every 1000 --num-eval-images 128"
-SCENES = {
-    "textured": "ours --num-images 48000 --max-steps 14000 --lr-decay-steps 3500 --data.low-contrast 0.5 "
-    f"{CONSISTENCY} {PENALTY}",
-    "plain": "ours --data plain --slots.num-slots 12 --num-images 24000 --max-steps 10000 --lr-decay-steps 2500 "
-    f"{CONSISTENCY} {PENALTY}",
-    "moving": "ours-video --model discovery --batch-size 32 --max-steps 12000 --lr-decay-steps 3000 --num-images 24000 "
-    f"{CONSISTENCY}",
+INITIAL = "textured-128"
+COMMON = "ours --loss.blur 0 --warmup-steps 100 --eval-every 1000 --num-eval-images 128"
+FULL_TEXTURES = "--data.texture-ramp-start 0 --data.texture-ramp-end 0"
+CONSISTENCY, PENALTY = "--loss.mask-consistency 1e-3", "--loss.foreground-penalty 3e-4"
+SCHEDULE = "--lr 5e-4 --lr-decay-steps 1250 --max-steps 5000"
+SHORT = "--lr 3e-4 --lr-decay-steps 700 --max-steps 2500"
+AUGMENTED = "--horizontal-flips --min-crop-area 0.7"
+RUNS = {
+    "textured": f"--data textured {FULL_TEXTURES} --data.low-contrast 0.5 {SCHEDULE} --num-images 24000 {CONSISTENCY}",
+    "textured-renders": f"{SCHEDULE} {AUGMENTED} {CONSISTENCY}",
+    "plain": f"--data plain {SCHEDULE} --num-images 24000 {PENALTY}",
+    "plain-renders": f"{SHORT} {AUGMENTED} {PENALTY}",
+    "plain-consistency": f"--data plain {SCHEDULE} --num-images 24000 {CONSISTENCY}",
+    "plain-consistency-renders": f"{SHORT} {AUGMENTED} {CONSISTENCY}",
 }
-FINE_TUNE = (
-    "--loss.blur 0 --lr 5e-4 --warmup-steps 100 --lr-decay-steps 1000 --max-steps 4000 --horizontal-flips "
-    "--min-crop-area 0.7 --loss.mask-consistency-start 0 --loss.foreground-penalty-start 0"
-)
-TEST_FAMILIES = {"textured": ("textured", "ood", "camo"), "plain": ("plain",), "moving": ("moving",)}
-NUM_VIDEOS = 64
+NUM_SCENES = {"textured": 300, "plain": 700}  # built-in ones among the renders
+TEST_FAMILIES = {"textured": ("textured", "ood", "camo"), "plain": ("plain",)}
 METRICS = {
     "ari_fg": "ARI-FG",
     "miou": "mIoU",
@@ -67,23 +69,30 @@ METRICS = {
     "refined_miou": "mIoU, refined",
     "partition_ari_fg": "ARI-FG, partition",
 }
-KINDS = {
-    "textured": "`textured` scenes",
-    "textured-renders": "then renders too",
-    "plain": "`plain` scenes",
-    "plain-renders": "then renders too",
-    "moving": "`moving` scenes",
+NAMES = {
+    "textured": "`textured` scenes, half of low contrast; mask consistency",
+    "textured-renders": "renders and `textured` scenes; mask consistency",
+    "plain": "`plain` scenes; foreground penalty",
+    "plain-renders": "then renders and `plain` scenes",
+    "plain-consistency": "`plain` scenes; mask consistency",
+    "plain-consistency-renders": "then renders and `plain` scenes",
 }
 
 
-def run_config(name: str, options: Options) -> TrainConfig:
+@dataclass
+class WeightsOptions(Options):
+    initial: str = INITIAL
+    """The checkpoint that the first runs begin with."""
+
+
+def run_config(name: str, options: WeightsOptions) -> TrainConfig:
     kind, seed = name.rsplit("-", 1)
-    family = kind.removesuffix("-renders")
-    words = f"{SCENES[family]} {EVALUATION} --seed {seed}"
-    if kind == family:
-        return make_quick(parse(words)) if options.quick else parse(words)
-    data = FolderConfig(path=str(mixed_folder(family, options)))
-    config = replace(parse(f"{words} {FINE_TUNE}"), data=data, num_eval_images=NUM_RENDERS)
+    config = parse(f"{COMMON} {RUNS[kind]} --seed {seed}")
+    if kind.endswith("-renders"):
+        data = FolderConfig(path=str(mixed_folder(kind.partition("-")[0], options)))
+        config = replace(config, data=data, num_eval_images=NUM_RENDERS)
+    if needs(name) is None and not options.quick:  # the model of a quick run is another
+        config = replace(config, init_from=options.initial)
     return make_quick(config) if options.quick else config
 
 
@@ -93,14 +102,14 @@ def mixed_folder(family: str, options: Options) -> Path:
 
 def prepare(options: Options) -> None:
     """Make the folders of renders and built-in scenes that runs are fine-tuned on."""
-    for family in ("textured", "plain"):
+    for family, count in NUM_SCENES.items():
         source, folder = renders_of(family, options), mixed_folder(family, options)
         if source is None or (folder / "val").is_dir():
             continue
-        renders = images_of(source)[:-NUM_RENDERS]
         scenes = options.runs.resolve() / "mixed" / f"{family}-scenes"
-        generate(Scenes(family, "train", 16 if options.quick else 128, count=len(renders)), scenes)
-        link_images(source, renders, folder / "train")
+        small = (16, 2) if options.quick else (128, count)
+        generate(Scenes(family, "train", small[0], count=small[1]), scenes)
+        link_images(source, images_of(source)[:-NUM_RENDERS], folder / "train")
         for image in images_of(scenes):
             for kind in ("images", "masks"):
                 link = folder / "train" / kind / f"scene_{image.name}"
@@ -109,27 +118,24 @@ def prepare(options: Options) -> None:
         last_images(source, folder / "val")
 
 
-def test_data(name: str, options: Options) -> dict[str, TestData]:
+def test_data(name: str, options: Options) -> dict[str, str]:
     family = name.partition("-")[0]
-    if family == "moving":
-        return {"moving": TestData("moving", NUM_VIDEOS)}
-    found = {each: TestData(each) for each in TEST_FAMILIES[family]}
-    return with_renders(found | {"varied": TestData(f"{family}:variation=v1")}, family, options)
+    found = {each: each for each in TEST_FAMILIES[family]}
+    return with_renders(found | {"varied": f"{family}:variation=v1"}, family, options)
 
 
 def needs(name: str) -> str | None:
-    """Return the run that a run on renders is initialised from."""
-    return name.replace("-renders", "") if "-renders" in name else None
+    """Return the run that a run on renders begins with."""
+    return name.replace("-renders", "") if name.startswith("plain-") and "-renders" in name else None
 
 
 def table(results: dict[str, Any]) -> str:
     """Return a row for each kind of run and test data: means over seeds, and the smallest and the largest value."""
     heads = ["trained on", "evaluated on", "seeds", "steps", *METRICS.values()]
     rows = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for kind, label in KINDS.items():
-        family = kind.removesuffix("-renders")
+    for kind, label in NAMES.items():
         runs = [results.get(f"{kind}-{seed}", {"test": {}}) for seed in SEEDS]
-        for data in TEST_FAMILIES[family] if family == "moving" else (*TEST_FAMILIES[family], "varied", "renders"):
+        for data in (*TEST_FAMILIES[kind.partition("-")[0]], "varied", "renders"):
             found = [run for run in runs if data in run["test"]]
             cells = [label, data, str(len(found)) if found else "not run", f"{found[0]['steps']:,}" if found else ""]
             cells += [spread([run["test"][data][metric] for run in found]) for metric in METRICS]
@@ -137,15 +143,22 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(rows) + "\n"
 
 
-RUN_NAMES = tuple(f"{kind}-{seed}" for kind in KINDS for seed in SEEDS)
+RUN_NAMES = tuple(f"{kind}-{seed}" for seed in SEEDS for kind in RUNS)
 STUDY = Study("weights", RUN_NAMES, run_config, test_data, METRICS, table, needs)
 
 
-def main(options: Options) -> None:
+def possible_runs(options: Options) -> tuple[str, ...]:
+    """Return the runs that have their training data: those on renders need a folder of renders."""
+    return tuple(
+        name for name in RUN_NAMES if "-renders" not in name or renders_of(name.partition("-")[0], options) is not None
+    )
+
+
+def main(options: WeightsOptions) -> None:
     if options.one is None:
         prepare(options)
-    run_study(STUDY, options)
+    run_study(replace(STUDY, run_names=possible_runs(options)), options)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    main(tyro.cli(WeightsOptions))

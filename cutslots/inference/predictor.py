@@ -132,8 +132,7 @@ def find_background(labels: np.ndarray) -> int:
 def _familiarity(model: Discovery, frame: Frame) -> float | None:
     if model.training_data is None:
         return None
-    error, variance = output_errors(frame.output, frame.pixels)
-    return model.training_data.familiarity(float(error), float(variance))
+    return model.training_data.familiarity(*map(float, output_errors(frame.output, frame.pixels)))
 
 
 def is_unfamiliar(prediction: Prediction) -> bool:

@@ -5,11 +5,12 @@ the reconstruction error that 99 % of validation images keep. An image that exce
 data. The reverse does not hold: an image that is reconstructed well may still be of another kind.
 
 Errors are those of blocks of 8x8 pixels. A decoder leaves out the texture of a scene that it has learned, but not its
-coarse structure; that of a photograph it does. There are two limits, because photographs exceed sometimes the one,
+coarse structure; that of a photograph it does. There are three limits, because photographs exceed sometimes the one,
 sometimes the other:
 
     error             mean over blocks and channels of (x - reconstruction)^2, of means over blocks
     relative error    error / variance of the image's blocks, the mean over channels
+    detail error      mean over pixels of (x - reconstruction)^2, less the error: what is lost within blocks
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ FILE = "training_data.json"
 BLOCK = 8  # pixels of the side of a block
 QUANTILE = 0.99  # of validation images that keep each limit
 MIN_VARIANCE = 1e-4  # of an image, for the relative error: that of a constant image would be infinite
+MIN_DETAIL = 1e-6  # features have no detail error, and a limit is not zero
 
 
 class TrainingData(NamedTuple):
@@ -39,23 +41,35 @@ class TrainingData(NamedTuple):
     measured_on: str  # the validation images
     max_error: float
     max_relative_error: float
+    max_detail_error: float
 
-    def familiarity(self, error: float, variance: float) -> float:
+    def familiarity(self, error: float, variance: float, detail: float = 0.0) -> float:
         """Return 1 for an image like the training data, else by how much its errors are too large, as a factor."""
         relative_error = error / max(variance, MIN_VARIANCE)
-        limits = ((self.max_error, error), (self.max_relative_error, relative_error))
+        errors = (error, relative_error, detail)
+        limits = zip((self.max_error, self.max_relative_error, self.max_detail_error), errors, strict=True)
         return min([1.0, *(limit / value for limit, value in limits if value > limit)])
 
 
-def reconstruction_errors(reconstruction: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the errors (B,) of reconstructions of images (B, 3, H, W), uint8 or in [0, 1], and the images' variances
-    (B,), both of blocks."""
+class Errors(NamedTuple):
+    """Errors of reconstructions, each of shape (B,)."""
+
+    error: Tensor  # of blocks
+    variance: Tensor  # of the images' blocks
+    detail: Tensor  # of pixels, less that of blocks
+
+
+def reconstruction_errors(reconstruction: Tensor, image: Tensor) -> Errors:
+    """Return the errors of reconstructions of images (B, 3, H, W), uint8 or in [0, 1]."""
     pixels = image / 255.0 if image.dtype == torch.uint8 else image
-    blocks, reconstructed = (_block_means(x.float()) for x in (pixels, reconstruction))
-    return (reconstructed - blocks).square().mean((1, 2, 3)), blocks.var((2, 3), correction=0).mean(1)
+    pixels, reconstruction = pixels.float(), reconstruction.float()
+    blocks = _block_means(pixels)
+    error = (_block_means(reconstruction) - blocks).square().mean((1, 2, 3))
+    detail = (reconstruction - pixels).square().mean((1, 2, 3)) - error
+    return Errors(error, blocks.var((2, 3), correction=0).mean(1), detail)
 
 
-def output_errors(output: ModelOutput, image: Tensor) -> tuple[Tensor, Tensor]:
+def output_errors(output: ModelOutput, image: Tensor) -> Errors:
     """Return the same of a model's output on images. Of features the errors are those of positions, not of blocks."""
     from cutslots.models.discovery import FeatureOutput
 
@@ -63,7 +77,7 @@ def output_errors(output: ModelOutput, image: Tensor) -> tuple[Tensor, Tensor]:
         return reconstruction_errors(output.reconstruction, image)
     target = output.target.float()
     error = (output.reconstruction.float() - target).square().mean((1, 2, 3))
-    return error, target.var((2, 3), correction=0).mean(1)
+    return Errors(error, target.var((2, 3), correction=0).mean(1), torch.zeros_like(error))
 
 
 def _block_means(x: Tensor) -> Tensor:
@@ -76,12 +90,12 @@ def measure_training_data(
 ) -> TrainingData:
     """Return the limits that 99 % of validation images, in batches (B, 3, H, W), keep."""
     device = next(model.parameters()).device
-    pairs = [output_errors(model(image.to(device)), image.to(device)) for image in batches]
-    if not pairs:
+    found = [output_errors(model(image.to(device)), image.to(device)) for image in batches]
+    if not found:
         raise ValueError("batches are empty; expected validation images")
-    error, variance = (torch.cat(values) for values in zip(*pairs, strict=True))
-    limits = (float(values.quantile(QUANTILE)) for values in (error, error / variance.clamp(min=MIN_VARIANCE)))
-    return TrainingData(description, measured_on, *limits)
+    error, variance, detail = (torch.cat(values) for values in zip(*found, strict=True))
+    errors = (error, error / variance.clamp(min=MIN_VARIANCE), detail.clamp(min=MIN_DETAIL))
+    return TrainingData(description, measured_on, *(float(values.quantile(QUANTILE)) for values in errors))
 
 
 def write_training_data(data: TrainingData, folder: Path) -> None:

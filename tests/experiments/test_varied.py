@@ -8,8 +8,9 @@ from PIL import Image
 from cutslots.scenes import Scenes
 from cutslots.scenes.export import generate
 from cutslots.training import loop
-from experiments import varied
-from experiments.varied import FAMILIES, METHODS, METRICS, SEEDS, TEST_DATA, Options, all_runs, last_images, main, table
+from experiments import study
+from experiments.study import Options, last_images, run_study
+from experiments.varied import FAMILIES, METHODS, METRICS, RUN_NAMES, SEEDS, STUDY, TEST_DATA, run_config, table
 from tests.experiments.test_table import differences
 from tests.small_runs import state
 
@@ -34,8 +35,12 @@ def written(tmp_path_factory):
     (folder / "docs").mkdir()
     shutil.copy(DOCS / "varied.md", folder / "docs")
     generate(Scenes("plain", size=16, count=3), folder / "renders", quiet=True)
-    main(quick(folder))
+    run_study(STUDY, quick(folder))
     return folder
+
+
+def all_runs(options):
+    return {name: run_config(name, options) for name in RUN_NAMES}
 
 
 def quick(folder):
@@ -58,16 +63,16 @@ def test_methods_differ_in_what_is_compared_alone():
     for family in FAMILIES:
         for method, names in expected.items():
             assert differences(found[f"{family}-{method}-0"], found[f"{family}-as-is-0"]) == names
-    assert list(all_runs(Options(Path("runs"), match="textured-as-is-*"))) == [f"textured-as-is-{s}" for s in SEEDS]
 
 
 def test_every_config_is_valid(tmp_path):
-    for config in all_runs(Options(tmp_path, quick=True, match="*-0")).values():
-        loop.validate(config)
+    for name in RUN_NAMES:
+        if name.endswith("-0"):
+            loop.validate(run_config(name, Options(tmp_path, quick=True)))
 
 
 def test_the_last_images_of_a_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(varied, "NUM_RENDERS", 2)
+    monkeypatch.setattr(study, "NUM_RENDERS", 2)
     for kind in ("images", "masks"):
         (tmp_path / "renders" / kind).mkdir(parents=True)
         for i in range(4):
@@ -97,7 +102,7 @@ def test_finished_runs_are_skipped_and_other_data_are_evaluated(written, monkeyp
     before = (written / "docs" / "varied.md").read_bytes()
     shutil.rmtree(evaluation / "renders")
     kept = (evaluation / "varied" / "results.json").stat().st_mtime_ns
-    main(quick(written))
+    run_study(STUDY, quick(written))
     assert (written / "docs" / "varied.md").read_bytes() == before
     assert (evaluation / "varied" / "results.json").stat().st_mtime_ns == kept
     assert state(written / "runs" / "plain-both-1")["step"] == 4

@@ -228,7 +228,8 @@ def test_familiarity_is_that_of_features(model):
     images = [torch.rand(4, 3, *IMAGE) for _ in range(3)]
     with torch.no_grad():
         output = model(images[0])
-    error, variance = output_errors(output, images[0])
+    error, variance, detail = output_errors(output, images[0])
+    assert not detail.any()
     torch.testing.assert_close(error[1], F.mse_loss(output.reconstruction[1], output.target[1]))
     torch.testing.assert_close(variance[1], output.target[1].flatten(1).var(1, correction=0).mean())
     data = measure_training_data(model, images, "noise", "noise")

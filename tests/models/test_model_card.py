@@ -29,7 +29,7 @@ def assert_card(path):
 @pytest.mark.parametrize("name", checkpoint_names())
 def test_shipped_cards(name):
     data = assert_card(SHIPPED / name / "README.md")
-    assert ("graph-cuts" in data["tags"]) == (name != "plain-128"), "plain-128 is the no-cut ablation"
+    assert "graph-cuts" in data["tags"]
 
 
 @pytest.mark.parametrize("config", [SMALL, PAIRS, SPACETIME], ids=["images", "pairs", "clips"])

@@ -27,15 +27,25 @@ from cutslots.models.training_data import (
 )
 from tests.models.configs import SMALL
 
-DATA = TrainingData("rendered scenes", "10 images", 0.02, 0.5)
+DATA = TrainingData("rendered scenes", "10 images", 0.02, 0.5, 0.1)
 
 
 @pytest.mark.parametrize(
-    "error, variance, expected",
-    [(0.0, 0.0, 1.0), (0.02, 0.04, 1.0), (0.01, 0.03, 1.0), (0.04, 1.0, 0.5), (0.01, 0.01, 0.5), (0.08, 0.04, 0.25)],
+    "errors, expected",
+    [
+        ((0.0, 0.0), 1.0),
+        ((0.02, 0.04), 1.0),
+        ((0.01, 0.03), 1.0),
+        ((0.04, 1.0), 0.5),
+        ((0.01, 0.01), 0.5),
+        ((0.08, 0.04), 0.25),
+        ((0.01, 0.03, 0.1), 1.0),
+        ((0.01, 0.03, 0.4), 0.25),
+        ((0.04, 1.0, 0.4), 0.25),
+    ],
 )
-def test_familiarity(error, variance, expected):
-    assert DATA.familiarity(error, variance) == pytest.approx(expected)
+def test_familiarity(errors, expected):
+    assert DATA.familiarity(*errors) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("size", [(16, 24), (13, 20), (1, 50), (5, 3)])
@@ -49,10 +59,12 @@ def test_errors_are_those_of_numpy(size):
         return np.array([[[c[y : y + 8, x : x + 8].mean() for x in columns] for y in rows] for c in x])
 
     for given in (torch.from_numpy(image), torch.from_numpy(image / 255)):
-        error, variance = reconstruction_errors(torch.from_numpy(reconstruction), given)
+        error, variance, detail = reconstruction_errors(torch.from_numpy(reconstruction), given)
         for b in range(2):
             expected = np.mean((blocks(image[b] / 255) - blocks(reconstruction[b])) ** 2)
             assert float(error[b]) == pytest.approx(expected, rel=1e-4)
+            pixels = np.mean((image[b] / 255 - reconstruction[b]) ** 2)
+            assert float(detail[b]) == pytest.approx(pixels - expected, rel=1e-3, abs=1e-6)
             assert float(variance[b]) == pytest.approx(blocks(image[b] / 255).var((1, 2)).mean(), rel=1e-4, abs=1e-9)
 
 
@@ -60,9 +72,11 @@ def test_limits_are_measured_and_stored(tmp_path):
     model, images = build(SMALL).eval(), torch.randint(0, 256, (7, 3, 16, 16), dtype=torch.uint8)
     data = measure_training_data(model, images.split(3), "noise", "7 images")
     with torch.no_grad():
-        error, variance = (x.numpy() for x in reconstruction_errors(model(images).reconstruction, images))
+        found = reconstruction_errors(model(images).reconstruction, images)
+        error, variance, detail = (x.numpy() for x in found)
     assert data.max_error == pytest.approx(np.quantile(error, 0.99), rel=1e-4)
     assert data.max_relative_error == pytest.approx(np.quantile(error / variance.clip(1e-4), 0.99), rel=1e-4)
+    assert data.max_detail_error == pytest.approx(np.quantile(detail, 0.99), rel=1e-4)
     save(model, tmp_path)
     assert load(tmp_path).training_data is None, "the file is optional"
     write_training_data(data, tmp_path)
@@ -145,7 +159,7 @@ def test_without_training_data_nothing_is_said(tmp_path):
 def test_track_warns_of_a_video(tmp_path, capsys, factor, warned):
     model = build(SMALL)
     save(model, tmp_path)
-    write_training_data(TrainingData("rendered scenes", "none", 1e6 * factor, 1e6 * factor), tmp_path)
+    write_training_data(TrainingData("rendered scenes", "none", 1e6 * factor, 1e6 * factor, 1e6 * factor), tmp_path)
     (tmp_path / "frames").mkdir()
     for t in range(3):
         Image.new("RGB", (16, 16), (250, 60 * t, 0)).save(tmp_path / "frames" / f"{t}.png")

@@ -1,0 +1,98 @@
+"""The studies of presets and weights: their runs, in processes too, and the tables of the docs."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cutslots.models.checkpoints import load
+from cutslots.scenes import Scenes
+from cutslots.scenes.export import generate
+from cutslots.training import loop
+from experiments import preset, study, weights
+from experiments.study import Options, collect, flags, run_study
+from tests.experiments.test_table import differences
+
+DOCS = Path(__file__).parents[2] / "docs"
+STUDIES = {"preset": preset.STUDY, "weights": weights.STUDY}
+
+
+def test_options_of_a_process_are_those_of_its_run():
+    given = weights.WeightsOptions(
+        Path("runs"), Path("other"), None, Path("renders"), "x*", 7, jobs=3, stop_after=1.0, quick=True
+    )
+    expected = ["--runs", "runs", "--plain-renders", "renders", "--num-images", "7", "--initial", weights.INITIAL]
+    assert flags(given) == [*expected, "--quick"]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_table_of_the_docs_is_that_of_the_record(name):
+    file = DOCS / f"{name}.json"
+    results = json.loads(file.read_text()) if file.is_file() else {}
+    assert STUDIES[name].table(results) in (DOCS / f"{name}.md").read_text()
+
+
+# -------------------------------------------------------------------------------------------------------------- presets
+
+
+def test_each_change_is_one_of_options_of_the_loss_the_partition_the_encoder_or_the_scenes():
+    options = Options(Path("runs"))
+    for family, changes in preset.CHANGES_BY_FAMILY.items():
+        base = preset.run_config(f"{family}-base-0", options)
+        for change in changes[1:]:
+            found = differences(preset.run_config(f"{family}-{change}-0", options), base)
+            assert found and {name.partition(".")[0] for name in found} <= {"loss", "model", "data"}, (change, found)
+
+
+def test_every_seed_has_every_change():
+    assert len(set(preset.RUN_NAMES)) == len(preset.RUN_NAMES) == 3 * sum(map(len, preset.CHANGES_BY_FAMILY.values()))
+    assert preset.NAMES.keys() == preset.CHANGES.keys()
+    assert [name[-1] for name in preset.RUN_NAMES] == sorted(name[-1] for name in preset.RUN_NAMES)
+
+
+def test_a_study_in_processes(tmp_path):
+    shutil.copy(DOCS / "preset.md", tmp_path)
+    options = Options(tmp_path / "runs", tmp_path, match="plain-free-[01]", num_images=2, jobs=2, quick=True)
+    run_study(preset.STUDY, options)
+    record = json.loads((tmp_path / "preset.json").read_text())
+    assert record.keys() == {"plain-free-0", "plain-free-1"}
+    assert all(run["steps"] == 4 and run["test"].keys() == {"plain", "varied"} for run in record.values())
+    assert "| plain | free terminals of the background | plain | 2 |" in (tmp_path / "preset.md").read_text()
+
+
+# -------------------------------------------------------------------------------------------------------------- weights
+
+
+def test_runs_begin_with_weights_of_the_same_model():
+    model = load("textured-128").config
+    options = weights.WeightsOptions(Path("runs"), initial="textured-128")
+    for name in weights.RUN_NAMES:
+        config = weights.run_config(name, options)
+        assert config.model == model, name
+        assert (config.init_from is None) == (weights.needs(name) is not None)
+
+
+def test_weights_on_renders(tmp_path, monkeypatch):
+    """The last renders are left out of the training images; a run begins with the run that it needs."""
+    monkeypatch.setattr(study, "NUM_RENDERS", 2)
+    monkeypatch.setattr(weights, "NUM_RENDERS", 2)
+    shutil.copy(DOCS / "weights.md", tmp_path)
+    generate(Scenes("plain", size=16, count=5), tmp_path / "renders", quiet=True)
+    begun, train = [], loop.train
+    monkeypatch.setattr(loop, "train", lambda config: begun.append(config) or train(config))
+    options = weights.WeightsOptions(tmp_path / "runs", tmp_path, None, tmp_path / "renders", "*", 2, quick=True)
+    assert all(name.startswith("plain") for name in weights.possible_runs(options) if "renders" in name)
+    weights.prepare(options)
+    run_study(replace(weights.STUDY, run_names=("plain-0", "plain-renders-0")), options)
+    mixed = tmp_path / "runs/mixed/plain"
+    assert sorted(p.name for p in (mixed / "train/images").iterdir()) == [
+        *(f"00000{i}.png" for i in range(3)),
+        *(f"scene_00000{i}.png" for i in range(2)),
+    ]
+    assert sorted(p.name for p in (mixed / "val/images").iterdir()) == ["000003.png", "000004.png"]
+    assert [config.init_from for config in begun] == [None, str(tmp_path / "runs/plain-0")]
+    record = collect(weights.STUDY, tmp_path / "runs")
+    assert record.keys() == {"plain-0", "plain-renders-0"}
+    assert all(run["test"].keys() == {"plain", "varied", "renders"} for run in record.values())
