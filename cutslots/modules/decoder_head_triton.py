@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cutslots.triton_support import device_of
-from cutslots.triton_support import is_supported as _is_supported
+from cutslots.programs.grid_cut_triton import device_of
+from cutslots.programs.grid_cut_triton import is_supported as _is_supported
 
 
 class Launch(NamedTuple):

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cutslots.triton_support import device_of
-from cutslots.triton_support import is_supported as is_supported
+from cutslots.programs.grid_cut_triton import device_of
+from cutslots.programs.grid_cut_triton import is_supported as is_supported
 
 ELEMENTS = 512  # slots times pixels of a program; slots are rounded up to a power of two
 MAX_SLOTS = 128

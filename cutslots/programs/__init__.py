@@ -2,8 +2,8 @@
 
 Every layer solves a quadratic program (QP). Those with equality constraints are linear maps, solved exactly and
 differentiable to any order. `MinCut` keeps the inequalities and iterates up to a duality gap. The package needs torch,
-numpy and scipy and imports nothing else of cutslots but `triton_support`. Sparse factorisations (`EqualityQP` with a
-sparse A, `GraphCut`) also need cholespy. Read the modules in this order:
+numpy and scipy and imports nothing else of cutslots. Sparse factorisations (`EqualityQP` with a sparse A, `GraphCut`)
+also need cholespy. Read the modules in this order:
 
     constants        tensors that a layer computes again when it moves, and does not save
     linear_solvers   factors, conjugate gradients, and the custom ops that compiled and exported code calls

@@ -25,6 +25,7 @@ long reach the entries of the spectrum differ by orders of magnitude. Then the m
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -33,8 +34,6 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from cutslots.programs.dct import FFTDCT, dct_matrix
-from cutslots.triton_support import device_of
-from cutslots.triton_support import is_supported as is_supported
 
 MAX_FUSED_SIZE = 64  # the largest side of a cut in registers
 TILE, MARGIN = 64, 12  # of overlapping tiles
@@ -473,3 +472,16 @@ def fits_tiles(shape: tuple[int, ...], decay: float) -> bool:
     each border, so neither side may be shorter than a tile without one margin.
     """
     return min(shape) >= TILE - MARGIN and decay**MARGIN <= MAX_TILE_ERROR
+
+
+def is_supported(device: torch.device) -> bool:
+    """Return whether the kernels run on this device: an NVIDIA GPU of compute capability 8.0 or later."""
+    return device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def device_of(x: Tensor) -> AbstractContextManager[object]:
+    """Make the device of x the current one, where Triton launches kernels; compiled code does so itself.
+
+    On the CPU, where Triton's interpreter runs kernels, there is nothing to do.
+    """
+    return torch.cuda.device_of(x) if x.is_cuda and not torch.compiler.is_compiling() else nullcontext()

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from cutslots.programs.grid_cut_triton import device_of, is_supported
 from cutslots.programs.min_cut_solver import Dual, grid_problem, take_means
-from cutslots.triton_support import device_of, is_supported
 
 MAX_SIDE = 128  # of an image in one program
 MAX_FAST_SIDE, MANY = 64, 64  # above this side, so many images are solved faster in tiles

@@ -15,6 +15,7 @@ lights, and a version of the kernel of their own: that of other scenes does noth
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,8 +45,6 @@ from cutslots.scenes.variation_triton import (
     reflection,
     vary_ambient,
 )
-from cutslots.triton_support import device_of
-from cutslots.triton_support import is_supported as _is_supported
 
 if TYPE_CHECKING:
     from cutslots.scenes.render import FrameBatch, FrameLayout
@@ -63,8 +62,6 @@ SURFACE_COLUMNS = tl.constexpr(16)  # three colors (9), finish (6), material
 FINISH, MATERIAL = tl.constexpr(9), tl.constexpr(15)
 METAL = tl.constexpr(materials.NAMES.index("metal"))
 BUMP = tl.constexpr(materials.BUMP)
-
-is_supported = functools.cache(_is_supported)  # every random number of a batch asks
 
 
 @triton.jit
@@ -457,3 +454,14 @@ def _surface_table(batch: FrameBatch) -> Tensor:
     """Return the surfaces of each scene (S, K + 1, SURFACE_COLUMNS)."""
     parts = [batch.palette.flatten(0, 1), batch.finish, batch.material.float()[None]]
     return torch.cat(parts).permute(1, 2, 0).contiguous()
+
+
+@functools.cache
+def is_supported(device: torch.device) -> bool:
+    """Return whether the kernels run on this device: an NVIDIA GPU of compute capability 8.0 or later."""
+    return device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def device_of(x: Tensor) -> AbstractContextManager[object]:
+    """Make the device of x the current one, where Triton launches kernels. Its interpreter runs them on the CPU."""
+    return torch.cuda.device_of(x) if x.is_cuda else nullcontext()

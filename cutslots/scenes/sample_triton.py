@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from cutslots.scenes.render_triton import device_of
 from cutslots.scenes.render_triton import is_supported as is_supported
-from cutslots.triton_support import device_of
 
 BLOCK = 1024
 FIRST, SECOND = tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB133111EB)
