@@ -1,7 +1,7 @@
 """Write docs/results.json and the generated parts of docs/results.md from run folders (see experiments/table.py).
 
     python -m experiments.results --docs docs                  # tables and curves again, from docs/results.json alone
-    python -m experiments.results --docs docs --checkpoints    # evaluate the checkpoints of this package again first
+    python -m experiments.results --docs docs --checkpoints    # evaluate and draw the checkpoints of this package first
 
 A generated part of the page lies between the lines <!-- NAME --> and <!-- end -->, NAME being a function below.
 
@@ -662,6 +662,7 @@ def draw_images(folder: Path) -> None:
     from cutslots.models.checkpoints import load
     from cutslots.viz.images import encode_png
 
+    folder.mkdir(parents=True, exist_ok=True)
     fabric = make_fabric("auto", 1, 1, "32-true")
     for family in FAMILIES:
         model = load(CHECKPOINTS[trained_on(family)], fabric.device)

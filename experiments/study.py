@@ -6,6 +6,7 @@ records, and the table of docs/NAME.md is made of it.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import json
 import sys
@@ -77,7 +78,9 @@ def run_study(study: Study, options: Options) -> None:
 
 def run_all(study: Study, options: Options) -> bool:
     """Run what is missing, in processes if several run at a time or are to stop. Return whether all are done."""
-    names = [name for name in study.run_names if fnmatch.fnmatch(name, options.match)]
+    matching = {name for name in study.run_names if fnmatch.fnmatch(name, options.match)}
+    matching |= {needed for name in matching if (needed := study.needs(name)) is not None}
+    names = [name for name in study.run_names if name in matching]
     if options.jobs == 1 and options.stop_after is None:
         for name in names:
             run_one(study, name, options)
@@ -91,7 +94,7 @@ def run_all(study: Study, options: Options) -> bool:
         needed = study.needs(name)
         return needed is None or (options.runs / needed / "done").is_file()
 
-    missing = [name for name in names if not (options.runs / name / "evaluated").is_file()]
+    missing = [name for name in names if not is_complete(study, name, options)]
     return run_processes(missing, start, is_ready, print_end, options.jobs, options.stop_after)
 
 
@@ -122,7 +125,13 @@ def run_one(study: Study, name: str, options: Options) -> None:
     for data, text in study.test_data(name, options).items():
         if scores(folder, data, study.metrics) is None:
             evaluate(str(folder), (text,), folder / "evaluation" / data, "test", options.num_images, fabric)
-    write_atomically(folder / "evaluated", b"")
+
+
+def is_complete(study: Study, name: str, options: Options) -> bool:
+    """Return whether a run is trained and evaluated on all of its test data."""
+    folder = options.runs / name
+    evaluated = (scores(folder, data, study.metrics) is not None for data in study.test_data(name, options))
+    return (folder / "done").is_file() and all(evaluated)
 
 
 def make_quick(config: TrainConfig) -> TrainConfig:
@@ -168,9 +177,8 @@ def link_images(source: Path, images: Iterable[Path], folder: Path) -> Path:
     for image in images:
         for kind, file in (("images", image), ("masks", source / "masks" / f"{image.stem}.png")):
             (folder / kind).mkdir(parents=True, exist_ok=True)
-            link = folder / kind / file.name
-            if not link.is_symlink():
-                link.symlink_to(file.resolve(strict=True))
+            with contextlib.suppress(FileExistsError):  # other processes make them too
+                (folder / kind / file.name).symlink_to(file.resolve(strict=True))
     return folder
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import tyro
@@ -73,9 +74,9 @@ NAMES = {
     "textured": "`textured` scenes, half of low contrast; mask consistency",
     "textured-renders": "renders and `textured` scenes; mask consistency",
     "plain": "`plain` scenes; foreground penalty",
-    "plain-renders": "then renders and `plain` scenes",
+    "plain-renders": "the same, then renders and `plain` scenes",
     "plain-consistency": "`plain` scenes; mask consistency",
-    "plain-consistency-renders": "then renders and `plain` scenes",
+    "plain-consistency-renders": "the same, then renders and `plain` scenes (`plain-128`)",
 }
 
 
@@ -97,19 +98,23 @@ def run_config(name: str, options: WeightsOptions) -> TrainConfig:
 
 
 def mixed_folder(family: str, options: Options) -> Path:
-    return options.runs.resolve() / "mixed" / family
+    return options.runs.resolve() / ("mixed-quick" if options.quick else "mixed") / family
 
 
 def prepare(options: Options) -> None:
     """Make the folders of renders and built-in scenes that runs are fine-tuned on."""
     for family, count in NUM_SCENES.items():
         source, folder = renders_of(family, options), mixed_folder(family, options)
-        if source is None or (folder / "val").is_dir():
+        if source is None:
             continue
-        scenes = options.runs.resolve() / "mixed" / f"{family}-scenes"
-        small = (16, 2) if options.quick else (128, count)
-        generate(Scenes(family, "train", small[0], count=small[1]), scenes)
-        link_images(source, images_of(source)[:-NUM_RENDERS], folder / "train")
+        renders = images_of(source)
+        if len(renders) <= NUM_RENDERS:
+            given = f"{source / 'images'} has {len(renders)} images"
+            raise ValueError(f"{given}; expected more than {NUM_RENDERS}, the last of which are for evaluation")
+        scenes = folder.with_name(f"{family}-scenes")
+        size, count = (16, 2) if options.quick else (128, count)
+        generate(Scenes(family, "train", size, count=count), scenes, quiet=True)
+        link_images(source, renders[:-NUM_RENDERS], folder / "train")
         for image in images_of(scenes):
             for kind in ("images", "masks"):
                 link = folder / "train" / kind / f"scene_{image.name}"
@@ -137,7 +142,12 @@ def table(results: dict[str, Any]) -> str:
         runs = [results.get(f"{kind}-{seed}", {"test": {}}) for seed in SEEDS]
         for data in (*TEST_FAMILIES[kind.partition("-")[0]], "varied", "renders"):
             found = [run for run in runs if data in run["test"]]
-            cells = [label, data, str(len(found)) if found else "not run", f"{found[0]['steps']:,}" if found else ""]
+            cells = [
+                label,
+                data,
+                str(len(found)) if found else "not run",
+                f"{mean(run['steps'] for run in found):,.0f}" if found else "",
+            ]
             cells += [spread([run["test"][data][metric] for run in found]) for metric in METRICS]
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"

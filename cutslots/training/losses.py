@@ -18,7 +18,7 @@ from cutslots.models.discovery import Discovery, DiscoveryOutput, FeatureOutput,
 from cutslots.registry import PartConfig, Range, Registry, Steps
 
 MIN_BLUR = 0.3  # pixels; a smaller blur changes nothing
-MIN_MASK = 1e-6  # of a mask in a logarithm
+MIN_MASK = 1e-6  # added to a mask in a logarithm
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def mask_cross_entropy(masks: Tensor, target: Tensor) -> Tensor:
     """Return the cross-entropy of masks (..., K, h, w) given others (..., K, H, W), which get no gradient."""
     height, width = masks.shape[-2:]
     target = adaptive_avg_pool2d(target.detach().float().flatten(0, -4), (height, width))
-    log_masks = masks.float().clamp(min=MIN_MASK).log().flatten(0, -4)
+    log_masks = (masks.float() + MIN_MASK).log().flatten(0, -4)
     return -(target * log_masks).sum(-3).mean()
 
 

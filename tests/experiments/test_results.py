@@ -574,7 +574,6 @@ def test_page_without_a_place(runs, docs, name):
 def test_outputs_of_checkpoints_are_drawn(tmp_path, monkeypatch):
     save(build(dataclasses.replace(PRESETS["tiny"].model, image_size=(16, 16))), tmp_path)
     monkeypatch.setattr(results, "CHECKPOINTS", {"plain": str(tmp_path), "textured": str(tmp_path)})
-    (tmp_path / "img").mkdir()
     draw_images(tmp_path / "img")
     assert {p.stem.removeprefix("results-") for p in (tmp_path / "img").iterdir()} == set(results.FAMILIES)
 

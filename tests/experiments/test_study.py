@@ -12,7 +12,7 @@ from cutslots.scenes import Scenes
 from cutslots.scenes.export import generate
 from cutslots.training import loop
 from experiments import preset, study, weights
-from experiments.study import Options, collect, flags, run_study
+from experiments.study import Options, collect, flags, is_complete, run_study
 from tests.experiments.test_table import differences
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -60,6 +60,9 @@ def test_a_study_in_processes(tmp_path):
     assert record.keys() == {"plain-free-0", "plain-free-1"}
     assert all(run["steps"] == 4 and run["test"].keys() == {"plain", "varied"} for run in record.values())
     assert "| plain | free terminals of the background | plain | 2 |" in (tmp_path / "preset.md").read_text()
+    assert is_complete(preset.STUDY, "plain-free-0", options)
+    generate(Scenes("plain", size=16, count=2), tmp_path / "renders", quiet=True)
+    assert not is_complete(preset.STUDY, "plain-free-0", replace(options, plain_renders=tmp_path / "renders"))
 
 
 # -------------------------------------------------------------------------------------------------------------- weights
@@ -82,17 +85,22 @@ def test_weights_on_renders(tmp_path, monkeypatch):
     generate(Scenes("plain", size=16, count=5), tmp_path / "renders", quiet=True)
     begun, train = [], loop.train
     monkeypatch.setattr(loop, "train", lambda config: begun.append(config) or train(config))
-    options = weights.WeightsOptions(tmp_path / "runs", tmp_path, None, tmp_path / "renders", "*", 2, quick=True)
+    options = weights.WeightsOptions(
+        tmp_path / "runs", tmp_path, None, tmp_path / "renders", "*-renders-0", 2, quick=True
+    )
     assert all(name.startswith("plain") for name in weights.possible_runs(options) if "renders" in name)
     weights.prepare(options)
     run_study(replace(weights.STUDY, run_names=("plain-0", "plain-renders-0")), options)
-    mixed = tmp_path / "runs/mixed/plain"
+    mixed = tmp_path / "runs/mixed-quick/plain"
     assert sorted(p.name for p in (mixed / "train/images").iterdir()) == [
         *(f"00000{i}.png" for i in range(3)),
         *(f"scene_00000{i}.png" for i in range(2)),
     ]
     assert sorted(p.name for p in (mixed / "val/images").iterdir()) == ["000003.png", "000004.png"]
     assert [config.init_from for config in begun] == [None, str(tmp_path / "runs/plain-0")]
+    monkeypatch.setattr(weights, "NUM_RENDERS", 9)
+    with pytest.raises(ValueError, match=r"renders/images has 5 images; expected more than 9"):
+        weights.prepare(options)
     record = collect(weights.STUDY, tmp_path / "runs")
     assert record.keys() == {"plain-0", "plain-renders-0"}
     assert all(run["test"].keys() == {"plain", "varied", "renders"} for run in record.values())
