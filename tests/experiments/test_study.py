@@ -52,14 +52,14 @@ def test_every_seed_has_every_change():
     assert [name[-1] for name in preset.RUN_NAMES] == sorted(name[-1] for name in preset.RUN_NAMES)
 
 
-def test_a_study_in_processes(tmp_path):
+def test_a_study_in_a_process(tmp_path):
     shutil.copy(DOCS / "preset.md", tmp_path)
-    options = Options(tmp_path / "runs", tmp_path, match="plain-free-[01]", num_images=2, jobs=2, quick=True)
+    options = Options(tmp_path / "runs", tmp_path, match="plain-free-0", num_images=2, jobs=2, quick=True)
     run_study(preset.STUDY, options)
     record = json.loads((tmp_path / "preset.json").read_text())
-    assert record.keys() == {"plain-free-0", "plain-free-1"}
-    assert all(run["steps"] == 4 and run["test"].keys() == {"plain", "varied"} for run in record.values())
-    assert "| plain | free terminals of the background | plain | 2 |" in (tmp_path / "preset.md").read_text()
+    assert record.keys() == {"plain-free-0"} and record["plain-free-0"]["steps"] == 4
+    assert record["plain-free-0"]["test"].keys() == {"plain", "varied"}
+    assert "| plain | free terminals of the background | plain | 1 |" in (tmp_path / "preset.md").read_text()
     assert is_complete(preset.STUDY, "plain-free-0", options)
     generate(Scenes("plain", size=16, count=2), tmp_path / "renders", quiet=True)
     assert not is_complete(preset.STUDY, "plain-free-0", replace(options, plain_renders=tmp_path / "renders"))
