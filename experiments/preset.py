@@ -17,8 +17,8 @@ from typing import Any
 import tyro
 
 from cutslots.training.config import TrainConfig
-from experiments.pretraining import SEEDS, spread
-from experiments.study import Options, Study, make_quick, run_study, with_renders
+from experiments.pretraining import SEEDS
+from experiments.study import Group, Options, Study, make_quick, make_table, run_study, with_renders
 from experiments.table import parse
 
 NUM_OBJECTS = "3-6"
@@ -90,17 +90,14 @@ def test_data(name: str, options: Options) -> dict[str, str]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return a row for each family, change and test data: means over seeds, and the smallest and the largest value."""
-    heads = ["family", "change", "evaluated on", "seeds", *METRICS.values()]
-    rows = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for family, changes in CHANGES_BY_FAMILY.items():
-        for change in changes:
-            runs = [results.get(f"{family}-{change}-{seed}", {"test": {}}) for seed in SEEDS]
-            for data in (*TEST_FAMILIES[family], "varied", "renders"):
-                found = [run["test"][data] for run in runs if data in run["test"]]
-                cells = [family, NAMES[change], data, str(len(found)) if found else "not run"]
-                rows.append(f"| {' | '.join(cells + [spread([each[m] for each in found]) for m in METRICS])} |")
-    return "\n".join(rows) + "\n"
+    groups = (
+        Group(
+            (family, NAMES[c]), tuple(f"{family}-{c}-{s}" for s in SEEDS), (*TEST_FAMILIES[family], "varied", "renders")
+        )
+        for family, changes in CHANGES_BY_FAMILY.items()
+        for c in changes
+    )
+    return make_table(("family", "change"), groups, METRICS, results)
 
 
 RUN_NAMES = tuple(f"{family}-{c}-{s}" for s in SEEDS for family, changes in CHANGES_BY_FAMILY.items() for c in changes)

@@ -13,12 +13,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from statistics import mean
+from typing import Any, NamedTuple
 
 from cutslots.files import write_atomically
 from cutslots.training.config import TrainConfig
 from experiments.jobs import Process, run_processes, start_process
-from experiments.pretraining import facts, print_end, write_table
+from experiments.pretraining import facts, print_end, spread, write_table
 
 NUM_RENDERS = 100  # the last images of a folder
 
@@ -205,3 +206,27 @@ def collect(study: Study, runs: Path) -> dict[str, Any]:
             test = {data: values for data, values in found.items() if values is not None}
             results[name] = json.loads((folder / "done").read_text()) | {"test": test}
     return results
+
+
+class Group(NamedTuple):
+    """Runs that differ in their seeds: the rows of a table, one for each test data."""
+
+    labels: tuple[str, ...]
+    runs: tuple[str, ...]
+    data: tuple[str, ...]
+
+
+def make_table(
+    heads: Iterable[str], groups: Iterable[Group], metrics: Mapping[str, str], results: Mapping[str, Any]
+) -> str:
+    """Return the rows of all groups: means over seeds, and the smallest and the largest value."""
+    titles = [*heads, "evaluated on", "seeds", "steps", *metrics.values()]
+    rows = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    for labels, names, all_data in groups:
+        for data in all_data:
+            found = [results[name] for name in names if data in results.get(name, {}).get("test", {})]
+            steps = f"{mean(run['steps'] for run in found):,.0f}" if found else ""
+            cells = [*labels, data, str(len(found)) if found else "not run", steps]
+            cells += [spread([run["test"][data][metric] for run in found]) for metric in metrics]
+            rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"

@@ -18,14 +18,13 @@ Every run is evaluated on test scenes of its family, varied and not, and on the 
 
 from __future__ import annotations
 
-from statistics import mean
 from typing import Any
 
 import tyro
 
 from cutslots.training.config import TrainConfig
-from experiments.pretraining import SEEDS, spread
-from experiments.study import Options, Study, make_quick, run_study, with_renders
+from experiments.pretraining import SEEDS
+from experiments.study import Group, Options, Study, make_quick, make_table, run_study, with_renders
 from experiments.table import parse
 
 FAMILIES = ("textured", "plain")
@@ -61,19 +60,12 @@ def test_data(name: str, options: Options) -> dict[str, str]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return a row for each family, method and test data: means over seeds, and the smallest and the largest value."""
-    heads = ["family", "trained on scenes", "evaluated on", "seeds", "steps", *METRICS.values()]
-    rows = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for family in FAMILIES:
-        for method, name in NAMES.items():
-            runs = [results.get(f"{family}-{method}-{seed}", {"test": {}}) for seed in SEEDS]
-            for data in TEST_DATA:
-                found = [run for run in runs if data in run["test"]]
-                cells = [family, name, data, str(len(found)) if found else "not run"]
-                cells += [f"{mean(run['steps'] for run in found):,.0f}"] if found else [""]
-                cells += [spread([run["test"][data][metric] for run in found]) for metric in METRICS]
-                rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
+    groups = (
+        Group((family, name), tuple(f"{family}-{method}-{seed}" for seed in SEEDS), TEST_DATA)
+        for family in FAMILIES
+        for method, name in NAMES.items()
+    )
+    return make_table(("family", "trained on scenes"), groups, METRICS, results)
 
 
 RUN_NAMES = tuple(f"{family}-{method}-{seed}" for family in FAMILIES for method in METHODS for seed in SEEDS)

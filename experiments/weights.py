@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import tyro
@@ -30,15 +29,17 @@ from cutslots.data.folder import FolderConfig
 from cutslots.scenes import Scenes
 from cutslots.scenes.export import generate
 from cutslots.training.config import TrainConfig
-from experiments.pretraining import SEEDS, spread
+from experiments.pretraining import SEEDS
 from experiments.study import (
     NUM_RENDERS,
+    Group,
     Options,
     Study,
     images_of,
     last_images,
     link_images,
     make_quick,
+    make_table,
     renders_of,
     run_study,
     with_renders,
@@ -135,22 +136,15 @@ def needs(name: str) -> str | None:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return a row for each kind of run and test data: means over seeds, and the smallest and the largest value."""
-    heads = ["trained on", "evaluated on", "seeds", "steps", *METRICS.values()]
-    rows = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for kind, label in NAMES.items():
-        runs = [results.get(f"{kind}-{seed}", {"test": {}}) for seed in SEEDS]
-        for data in (*TEST_FAMILIES[kind.partition("-")[0]], "varied", "renders"):
-            found = [run for run in runs if data in run["test"]]
-            cells = [
-                label,
-                data,
-                str(len(found)) if found else "not run",
-                f"{mean(run['steps'] for run in found):,.0f}" if found else "",
-            ]
-            cells += [spread([run["test"][data][metric] for run in found]) for metric in METRICS]
-            rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
+    groups = (
+        Group(
+            (label,),
+            tuple(f"{kind}-{seed}" for seed in SEEDS),
+            (*TEST_FAMILIES[kind.partition("-")[0]], "varied", "renders"),
+        )
+        for kind, label in NAMES.items()
+    )
+    return make_table(("trained on",), groups, METRICS, results)
 
 
 RUN_NAMES = tuple(f"{kind}-{seed}" for seed in SEEDS for kind in RUNS)

@@ -5,8 +5,8 @@ the reconstruction error that 99 % of validation images keep. An image that exce
 data. The reverse does not hold: an image that is reconstructed well may still be of another kind.
 
 Errors are those of blocks of 8x8 pixels. A decoder leaves out the texture of a scene that it has learned, but not its
-coarse structure; that of a photograph it does. There are three limits, because different
-photographs exceed different ones:
+coarse structure; that of a photograph it does. There are three limits, because different photographs exceed different
+ones:
 
     error             mean over blocks and channels of (x - reconstruction)^2, of means over blocks
     relative error    error / variance of the image's blocks, the mean over channels
