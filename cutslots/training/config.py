@@ -104,6 +104,16 @@ class RunConfig:
         return False
 
     @property
+    def mix_data(self) -> str | None:
+        """A second dataset, of which some images of every batch are."""
+        return None
+
+    @property
+    def mix_fraction(self) -> float:
+        """Mean fraction of a batch that is of the second dataset."""
+        return 0.0
+
+    @property
     def distortion(self) -> Distortion:
         """How strongly the loader changes images at random."""
         return Distortion()
@@ -153,6 +163,10 @@ class TrainConfig(RunConfig):
     loss: LossConfig
     max_frame_gap: Annotated[int, Range(1, 10_000)] = 1
     """Largest distance between successive frames of a clip, for models of clips; 1 for consecutive frames."""
+    mix_data: str | None = None
+    """A second dataset, as for --data, for models of images: some images of every batch are of its training split."""
+    mix_fraction: Annotated[float, Range(0, 1)] = 0.25
+    """Mean fraction of a batch that is of `mix_data`."""
     horizontal_flips: bool = False
     """Augmentation: flip images at random, left to right."""
     min_crop_area: Annotated[float, Range(0.01, 1)] = 1.0

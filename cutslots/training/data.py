@@ -9,7 +9,7 @@ from lightning_fabric import Fabric
 from cutslots.data.builtin import TexturedSceneConfig
 from cutslots.data.memory import load_to_memory
 from cutslots.data.open import open_dataset
-from cutslots.data.text import data_text
+from cutslots.data.text import data_text, parse_data
 from cutslots.data.video import Clips, VideoFrames
 from cutslots.dataset import Dataset, VideoDataset
 from cutslots.scenes import Scenes
@@ -63,6 +63,24 @@ def training_samples(data: Dataset, config: RunConfig) -> Dataset:
     if config.frames == 1:
         return data
     return Clips(cast(VideoDataset, data), config.frames, config.max_frame_gap)
+
+
+def open_mixed_data(config: RunConfig) -> Dataset | None:
+    """Open the second dataset of a run, if it has one."""
+    if config.mix_data is None:
+        return None
+    if config.frames > 1:
+        raise ValueError(f"mix_data is {config.mix_data!r}; a model of {config.frames} frames expects none")
+    try:
+        return open_dataset(parse_data(config.mix_data), "train", config.image_size, None, masks=False)
+    except ValueError as error:
+        raise ValueError(f"mix_data: {error}") from None
+
+
+def mixed_data(config: RunConfig, fabric: Fabric) -> Dataset | None:
+    """Return the images of the second dataset of a run, if it has one, in memory if they fit."""
+    data = open_mixed_data(config)
+    return None if data is None else _load(data, config, fabric, f"{config.mix_data}, train")
 
 
 def validation_data(config: RunConfig, fabric: Fabric) -> Dataset:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from cutslots.data.builtin import TexturedSceneConfig
 from cutslots.data.text import data_text
+from cutslots.dataset import Dataset
 from cutslots.scenes import Scenes
 from cutslots.scenes.dataset import MAX_BLEND
 from cutslots.scenes.render import render
@@ -47,9 +48,9 @@ class Block(NamedTuple):
 class EndlessLoader(TrainLoader):
     """Iterates over the images of steps, from `step` on. Images follow from (seed, step), not from the block's size."""
 
-    def __init__(self, config: RunConfig, fabric: Fabric, step: int) -> None:
+    def __init__(self, config: RunConfig, fabric: Fabric, step: int, mixed: Dataset | None = None) -> None:
         self.scenes = endless_scenes(config)
-        super().__init__(self.scenes, config, fabric, step)
+        super().__init__(self.scenes, config, fabric, step, mixed=mixed)
         size = config.batch_size // fabric.world_size
         images = min(
             IMAGES_PER_BLOCK.get(fabric.device.type, 64), MAX_BLOCK_BYTES // (3 * math.prod(config.image_size))

@@ -134,6 +134,8 @@ def _no_cache_reason(config: TrainConfig) -> str | None:
         return "images are flipped at random (--no-horizontal-flips)"
     if config.distortion != Distortion():
         return "images are augmented at random (--min-crop-area, --brightness-jitter and the like)"
+    if config.mix_data is not None:
+        return "images of another dataset are mixed in at random (--mix-data)"
     if config.num_images == "endless":
         return "images never repeat (--num-images endless)"
     if isinstance(data, TexturedSceneConfig) and (data.texture_ramp_end or data.low_contrast):

@@ -23,6 +23,7 @@ from cutslots.training.data import Curriculum
 from cutslots.training.schedules import texture_range
 
 FLIP, TEXTURE_STRENGTH, LOW_CONTRAST = 1, 7, 8  # streams of random numbers
+MIXED = 16
 DISTORTIONS = {"crop": 9, "brightness": 10, "contrast": 11, "saturation": 12, "hue": 13, "blur": 14, "noise": 15}
 
 
@@ -30,14 +31,21 @@ class TrainLoader:
     """Iterates over the images of steps, from `step` on.
 
     With a curriculum, images come from its ramp until `texture_ramp_end`, with textures as strong as the step asks
-    for. From `low_contrast_start` on, once textures have full strength, a share of them has low contrast.
+    for. From `low_contrast_start` on, once textures have full strength, a share of them has low contrast. Images of
+    `mixed` replace some of every batch.
     """
 
     def __init__(
-        self, data: Dataset, config: RunConfig, fabric: Fabric, step: int, curriculum: Curriculum | None = None
+        self,
+        data: Dataset,
+        config: RunConfig,
+        fabric: Fabric,
+        step: int,
+        curriculum: Curriculum | None = None,
+        mixed: Dataset | None = None,
     ) -> None:
         self.data, self.config, self.fabric, self.step = data, config, fabric, step
-        self.curriculum = curriculum
+        self.curriculum, self.mixed = curriculum, mixed
         self.epoch, self.order = -1, np.empty(0, dtype=np.int64)
         self.preparing = threading.Lock()
 
@@ -63,7 +71,12 @@ class TrainLoader:
     def _prepare(self, step: int) -> Tensor:
         image = self._images(step)
         with self.preparing:
-            return self._distorted(step, self._flipped(step, image))
+            return self._distorted(step, self._flipped(step, self._with_mixed(step, image)))
+
+    def _with_mixed(self, step: int, image: Tensor) -> Tensor:
+        if self.mixed is None:
+            return image
+        return self._replaced(image, self.mixed, self.config.mix_fraction, self._random(step, MIXED))
 
     def _flipped(self, step: int, image: Tensor) -> Tensor:
         if not self.config.horizontal_flips:
@@ -112,10 +125,13 @@ class TrainLoader:
         options, scenes = self.curriculum.options, self.curriculum.low_contrast
         if step < options.low_contrast_start:
             return image
-        random = self._random(step, LOW_CONTRAST)
-        indices = self._share(random.integers(0, len(scenes), self.config.batch_size))
-        replaced = self._share(random.random(self.config.batch_size)) < options.low_contrast
-        return select_images(replaced, scenes.get_batch(indices, self.fabric.device).image, image)
+        return self._replaced(image, scenes, options.low_contrast, self._random(step, LOW_CONTRAST))
+
+    def _replaced(self, image: Tensor, data: Dataset, fraction: float, random: np.random.Generator) -> Tensor:
+        """Return the images with a fraction of them, on average, replaced by others at random."""
+        indices = self._share(random.integers(0, len(data), self.config.batch_size))
+        replaced = self._share(random.random(self.config.batch_size)) < fraction
+        return select_images(replaced, data.get_batch(indices, self.fabric.device).image, image)
 
     def _random(self, step: int, stream: int) -> np.random.Generator:
         return np.random.default_rng([self.config.seed, step, stream])

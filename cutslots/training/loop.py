@@ -35,7 +35,14 @@ from cutslots.models.discovery import MODELS, Discovery, build, channels_last
 from cutslots.modules.base import PartModule
 from cutslots.registry import load_plugins
 from cutslots.training.config import PretrainConfig, RunConfig, TrainConfig
-from cutslots.training.data import curriculum, open_split, training_data, validation_data
+from cutslots.training.data import (
+    curriculum,
+    mixed_data,
+    open_mixed_data,
+    open_split,
+    training_data,
+    validation_data,
+)
 from cutslots.training.endless import EndlessLoader, endless_scenes
 from cutslots.training.feature_cache import FromFeatures, cached_features
 from cutslots.training.loader import TrainLoader
@@ -220,9 +227,10 @@ def open_loader(config: RunConfig, fabric: Fabric, step: int, features: Dataset 
     if features is not None:
         return TrainLoader(features, config, fabric, step)
     if config.num_images == "endless":
-        return EndlessLoader(config, fabric, step)
+        return EndlessLoader(config, fabric, step, mixed_data(config, fabric))
     data = training_data(config, fabric)
-    return TrainLoader(data, config, fabric, step, curriculum(config, fabric, len(data), step))
+    scenes = curriculum(config, fabric, len(data), step)
+    return TrainLoader(data, config, fabric, step, scenes, mixed_data(config, fabric))
 
 
 def _prepare_model(config: TrainConfig, folder: Path, fabric: Fabric) -> Discovery:
@@ -291,6 +299,7 @@ def validate(config: TrainConfig) -> None:
         data = open_split(config, split, None)
         if frames > 1:
             Clips(data, frames, config.max_frame_gap)
+    open_mixed_data(config)
 
 
 def _has_state(folder: Path, config: TrainConfig) -> bool:

@@ -22,6 +22,8 @@ def test_defaults():
     expected = {
         "num_images": None,
         "max_frame_gap": 1,
+        "mix_data": None,
+        "mix_fraction": 0.25,
         "horizontal_flips": False,
         "min_crop_area": 1.0,
         "brightness_jitter": 0.0,
@@ -80,6 +82,7 @@ def test_ranges_of_integers(option, low, high):
         ("grad_clip", 0, 1e12),
         ("max_minutes", 0, 10**6),
         ("checkpoint_minutes", 0, 10**6),
+        ("mix_fraction", 0, 1),
         ("min_crop_area", 0.01, 1),
         ("brightness_jitter", 0, 1),
         ("contrast_jitter", 0, 1),

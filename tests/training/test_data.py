@@ -75,6 +75,34 @@ def test_an_image_that_cannot_be_read(tmp_path, monkeypatch):
     assert "000001.png cannot be read as an image" in said
 
 
+def test_images_of_a_folder_are_mixed_in_and_resumed(tmp_path):
+    """A batch that is all of the second dataset is trained on as if it were the first; others change the weights."""
+    write_scenes(tmp_path / "data" / "train", 9)
+    options = {"data": "textured:1-2", "num_images": 6, "max_steps": 6, "eval_every": 99, "num_eval_images": 2}
+    mixed = {"mix_data": str(tmp_path / "data"), "mix_fraction": 0.5}
+    found = weights(train(small(tmp_path / "one", **options, **mixed)))
+    for steps in (3, 6):
+        train(small(tmp_path / "resumed", **options | {"max_steps": steps}, **mixed))
+    assert weights(tmp_path / "resumed") == found
+    assert weights(train(small(tmp_path / "none", **options))) != found
+    none = weights(train(small(tmp_path / "zero", **options, **mixed | {"mix_fraction": 0.0})))
+    assert none == weights(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"mix_data": "no/such/folder"}, "no/such/folder"),
+        ({"mix_data": "plain:0-99"}, "mix_data: "),
+        ({"mix_data": "plain", "mix_fraction": 1.5}, "mix_fraction is 1.5; expected"),
+        ({"mix_data": "plain", "model": "pair-discovery", "data": "moving"}, "a model of 2 frames expects none"),
+    ],
+)
+def test_what_cannot_be_mixed_in(changes, said, tmp_path, monkeypatch):
+    assert said in sentence(monkeypatch, train_command(tmp_path / "run", **changes))
+    assert not (tmp_path / "run").exists()
+
+
 def test_num_images_is_printed(tmp_path, capsys):
     write_scenes(tmp_path / "data", 5)
     for count, expected in ((3, True), (99, False), (None, False)):

@@ -13,7 +13,7 @@ from cutslots.scenes.render import render
 from cutslots.scenes.sample import sample_scenes
 from cutslots.training import endless
 from cutslots.training.endless import EndlessLoader
-from cutslots.training.loader import LOW_CONTRAST, TEXTURE_STRENGTH
+from cutslots.training.loader import LOW_CONTRAST, MIXED, TEXTURE_STRENGTH
 from cutslots.training.loop import train
 from cutslots.training.schedules import texture_range
 from tests.conftest import DEVICES
@@ -84,6 +84,19 @@ def test_a_share_of_scenes_has_low_contrast():
             blend[random.random(4) >= 0.5] = 0
             contents = contents.blend_into_ground(torch.from_numpy(blend))
         assert torch.equal(image, render(contents, (16, 16)).image[:, 0]), step
+
+
+def test_another_dataset_is_mixed_in():
+    """Where the random numbers of the step ask for it; the other images are the scenes of the step."""
+    run, other = config(mix_data="textured", mix_fraction=0.5), Scenes("textured", "train", 16, count=9)
+    loader = EndlessLoader(run, fabric(), 0, other)
+    with loader:
+        mixed = [next(loader) for _ in range(4)]
+    for step, (image, scenes) in enumerate(zip(mixed, steps(config(), 0, 4), strict=True)):
+        random = np.random.default_rng([5, step, MIXED])
+        others = other.get_batch(random.integers(0, 9, 4)).image
+        replaced = torch.from_numpy(random.random(4) < 0.5)
+        assert torch.equal(image, torch.where(replaced[:, None, None, None], others, scenes)), step
 
 
 def test_a_run_on_endless_scenes_resumes(tmp_path):

@@ -277,6 +277,7 @@ def test_two_processes_share_a_cache(vit, tmp_path):
     [
         ({"horizontal_flips": True}, "images are flipped at random (--no-horizontal-flips)"),
         ({"hue_jitter": 0.1}, "images are augmented at random (--min-crop-area, --brightness-jitter and the like)"),
+        ({"mix_data": "plain"}, "images of another dataset are mixed in at random (--mix-data)"),
         ({"num_images": "endless"}, "images never repeat (--num-images endless)"),
         ({"data": "textured", "data__texture_ramp_end": 5}, "textures change over time"),
         ({"decoder": "pixel-shuffle", "decoder__channels": (8,), "loss": "mse"}, "the loss mse needs the images"),

@@ -298,3 +298,64 @@ def test_processes_share_the_images_of_the_curriculum(prepared):
     loaders = [curriculum_loader(rank, 2) for rank in (0, 1)]
     for step in (5, 25, 35, 60):
         assert torch.cat([loader._prepare(step) for loader in loaders]).flatten().tolist() == prepared[step], step
+
+
+# ------------------------------------------------------------------------------------------------------- mixed datasets
+
+
+def mixing_loader(rank=0, world_size=1, device="cpu", **changes):
+    """Images 0-99, mixed with 1000-1049."""
+    config = small(None, **{"batch_size": 8, "mix_data": "plain", **changes})
+    mixed = Numbered(50, 1000)
+    return TrainLoader(Numbered(100, 0), config, process(rank, world_size, device), 0, mixed=mixed)
+
+
+def test_a_fraction_of_images_is_of_the_second_dataset():
+    """NumPy's random numbers for (seed, step) and stream 16."""
+    loader, values = mixing_loader(mix_fraction=0.3), []
+    for step in range(200):
+        random = np.random.default_rng([0, step, 16])
+        others, share = 1000 + random.integers(0, 50, 8), random.random(8)
+        expected = np.where(share < 0.3, others, loader.indices(step)).tolist()
+        values += (found := loader._prepare(step).flatten().tolist())
+        assert found == expected, step
+    assert 420 < sum(value >= 1000 for value in values) < 540, "0.3 of 1,600"
+    assert {value for value in values if value >= 1000} == set(range(1000, 1050))
+
+
+def test_all_or_none_of_the_images_are_of_the_second_dataset():
+    assert min(mixing_loader(mix_fraction=1.0)._prepare(3).flatten().tolist()) >= 1000
+    assert max(mixing_loader(mix_fraction=0.0)._prepare(3).flatten().tolist()) < 100
+
+
+def test_processes_share_mixed_batches():
+    loaders = [mixing_loader(rank, 2) for rank in (0, 1)]
+    for step in range(5):
+        assert torch.equal(torch.cat([loader._prepare(step) for loader in loaders]), mixing_loader()._prepare(step))
+
+
+def test_images_are_mixed_before_they_are_flipped():
+    """Images of both datasets are flipped: with probability 1/2, so some of each in 50 steps."""
+    config = small(None, batch_size=8, mix_data="plain", horizontal_flips=True)
+    loader = TrainLoader(Ramps(0), config, process(0, 1, "cpu"), 0, mixed=Ramps(10))
+    found = set()
+    for step in range(50):
+        rows = loader._prepare(step)[:, 0, 0]
+        found |= {(bool(row[0] >= 10), bool(row[0] > row[-1])) for row in rows}
+    assert found == {(False, False), (False, True), (True, False), (True, True)}
+
+
+class Ramps(Dataset):
+    """Images whose values rise from left to right, from `first` on."""
+
+    image_size = (1, 4)
+
+    def __init__(self, first):
+        self.first = first
+
+    def __len__(self):
+        return 20
+
+    def get_batch(self, indices, device="cpu"):
+        row = torch.arange(self.first, self.first + 4)
+        return Sample(row.expand(len(indices), 1, 1, 4), torch.empty(0))
