@@ -45,18 +45,61 @@ BLOCK_H, BLOCK_W = 8, 128  # the pixels of a program without products
 
 
 @triton.jit
-def _divergence(w, N, y0, y, x, H, W):
-    """Return B'w on a block of pixels (y, x) for the weights w of row y0.
+def _split_columns(a, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """Return the columns 4k, 4k + 1, 4k + 2 and 4k + 3 of a. One thread loads all four, so nothing moves."""
+    even, odd = tl.split(tl.reshape(a, (HEIGHT, WIDTH // 4, 2, 2)))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
 
-    Loads at x itself are masked by the grid only, and the values of edges that leave it are dropped afterwards: these
-    loads stay 16 bytes wide.
+
+@triton.jit
+def _join_columns(first, second, third, fourth, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """Invert `_split_columns`."""
+    return tl.reshape(tl.join(tl.join(first, third), tl.join(second, fourth)), (HEIGHT, WIDTH))
+
+
+@triton.jit
+def _previous(a, border):
+    """Return a[:, k - 1], and `border` for k = 0. The values come from other threads of the same warp."""
+    k = tl.arange(0, a.shape[1])[None, :] + tl.zeros(a.shape, tl.int32)
+    return tl.where(k > 0, tl.gather(a, tl.maximum(k - 1, 0), 1), border)
+
+
+@triton.jit
+def _next(a, border):
+    """Return a[:, k + 1], and `border` for the last k."""
+    k, last = tl.arange(0, a.shape[1])[None, :] + tl.zeros(a.shape, tl.int32), a.shape[1] - 1
+    return tl.where(k < last, tl.gather(a, tl.minimum(k + 1, last), 1), border)
+
+
+@triton.jit
+def _drops(q, before, after, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """Return q minus its next column and q minus its previous column, given the columns on both sides of q."""
+    a, b, c, d = _split_columns(q, HEIGHT, WIDTH)
+    right = _join_columns(a - b, b - c, c - d, d - _next(a, after), HEIGHT, WIDTH)
+    return right, _join_columns(a - _previous(d, before), b - a, c - b, d - c, HEIGHT, WIDTH)
+
+
+@triton.jit
+def _divergence(w, N, y0, x0, H, W, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr):
+    """Return B'w on the block of pixels at (y0, x0) for the weights w of row y0.
+
+    Loads are 16 bytes wide: they are masked by the grid only, and the values of edges that leave it are dropped
+    afterwards. Neighbours along x are loaded once and shifted in registers; only those beyond the block are loaded.
     """
-    w += (y - y0) * W + x
-    inside = (y < H) & (x < W)
-    right, left, down, up = inside & (x < W - 1), inside & (x > 0), inside & (y < H - 1), inside & (y > 0)
-    out = tl.load(w + 5 * N, inside, 0.0) - tl.load(w + 4 * N, inside, 0.0)
-    out += tl.where(x < W - 1, tl.load(w, inside, 0.0), 0.0) - tl.load(w - 1, left, 0.0)
-    out += tl.where(x > 0, tl.load(w + N, inside, 0.0), 0.0) - tl.load(w + N + 1, right, 0.0)
+    y, x = y0 + tl.arange(0, BLOCK_H)[:, None], x0 + tl.arange(0, BLOCK_W)[None, :]
+    inside, down, up = (y < H) & (x < W), (y < H - 1) & (x < W), (y > 0) & (y < H) & (x < W)
+    row = w + tl.arange(0, BLOCK_H)[:, None] * W
+    w = row + x
+    right = tl.where(x < W - 1, tl.load(w, inside, 0.0), 0.0)
+    left = tl.where(x > 0, tl.load(w + N, inside, 0.0), 0.0)
+    before = tl.load(row + x0 - 1, (y < H) & (x0 > 0), 0.0)
+    after = tl.load(row + N + x0 + BLOCK_W, (y < H) & (x0 + BLOCK_W < W), 0.0)
+    _, flow = _drops(right, before, 0.0, BLOCK_H, BLOCK_W)
+    back, _ = _drops(left, 0.0, after, BLOCK_H, BLOCK_W)
+    out = tl.where(x < W, flow + back, 0.0)
+    out += tl.load(w + 5 * N, inside, 0.0) - tl.load(w + 4 * N, inside, 0.0)
     out += tl.load(w + 2 * N, down, 0.0) - tl.load(w + 2 * N - W, up, 0.0)
     out += tl.load(w + 3 * N, up, 0.0) - tl.load(w + 3 * N + W, down, 0.0)
     return out
@@ -80,9 +123,13 @@ def _product(a, high, low):
 
 @triton.jit
 def _load_table(table, which, SIZE: tl.constexpr):
-    """Return the halves of one matrix of `table` (matrices, 2, SIZE, SIZE), stored as bits."""
-    table += which * 2 * SIZE * SIZE + tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
-    return tl.load(table).to(tl.float16, bitcast=True), tl.load(table + SIZE * SIZE).to(tl.float16, bitcast=True)
+    """Return the halves of one matrix of `table` (matrices, SIZE, SIZE), whose entries are the bits of both.
+
+    Entries are as wide as those of images. Narrower ones would spread the loads of images over twice as many sectors
+    of memory, because the compiler assigns the same pixels to a thread in all loads.
+    """
+    bits = tl.load(table + which * SIZE * SIZE + tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :])
+    return bits.to(tl.int16).to(tl.float16, bitcast=True), (bits >> 16).to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit
@@ -143,7 +190,7 @@ def _vertices_kernel(
         table_y = table_x
     cut = tl.program_id(0).to(tl.int64)
     y, x = tl.arange(0, TILE_H)[:, None], tl.arange(0, TILE_W)[None, :]
-    q = _divergence(w + cut * (6 * H * W), H * W, 0, y, x, H, W)
+    q = _divergence(w + cut * (6 * H * W), H * W, 0, 0, H, W, TILE_H, TILE_W)
     q = _filter(q, table_x, table_y, spectrum, TILE_H, TILE_W, RESCALE)
     tl.store(p + cut * (H * W) + y * W + x, q, (y < H) & (x < W))
 
@@ -161,10 +208,10 @@ def _adjoint_kernel(
     TILE_W: tl.constexpr,
     RESCALE: tl.constexpr,
 ):
-    """Filter one image and store its differences: products with the differences of the cosines.
+    """Filter one image and store its differences.
 
-    Shifting values between threads takes longer. Each result is stored at once, because three of them at a time need
-    too many registers.
+    Differences along y are products with the differences of the cosines: shifting rows between threads takes longer.
+    Each result is stored at once, because three of them at a time need too many registers.
     """
     if H == W:  # load one table instead of two
         table_y = table_x
@@ -178,7 +225,6 @@ def _adjoint_kernel(
     cos_high, cos_low = _load_table(table_x, 0, TILE_W)
     high, low = _load_table(table_y, 1, TILE_H)
     y_high, y_low = _load_table(table_y, 0, TILE_H)
-    x_high, x_low = _load_table(table_x, 1, TILE_W)
     down = _product(tl.trans(_product(t, high, low)), cos_high, cos_low) * gain * inverse
     tl.store(w + 2 * N + at, down, here)
     tl.store(w + 3 * N + W + at, -down, (y < H - 1) & (x < W))
@@ -186,10 +232,9 @@ def _adjoint_kernel(
     q = _product(t, cos_high, cos_low) * gain * inverse
     tl.store(w + 4 * N + at, -q, here)
     tl.store(w + 5 * N + at, q, here)
-    right = _product(t, x_high, x_low) * gain * inverse
-    tl.store(w + at, right, here)
-    tl.store(w + N + 1 + at, -right, (y < H) & (x < W - 1))
-    tl.store(w + N + at, 0.0, here & (x == 0))
+    right, left = _drops(q, 0.0, 0.0, TILE_H, TILE_W)
+    tl.store(w + at, tl.where(x < W - 1, right, 0.0), here)
+    tl.store(w + N + at, tl.where(x > 0, left, 0.0), here)
     tl.store(w + 3 * N + at, 0.0, here & (y == 0))
 
 
@@ -232,21 +277,21 @@ def _tile_kernel(q, sums, p, table, spectrum, H, W, TILE: tl.constexpr, MARGIN: 
 
 @triton.jit
 def _block_pixels(H, W, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr):
-    """Return the cut, the first row and the pixels (y, x) of this program's block."""
+    """Return the cut, the first pixel and the pixels (y, x) of this program's block."""
     columns = tl.cdiv(W, BLOCK_W)
     blocks = tl.cdiv(H, BLOCK_H) * columns
     block = tl.program_id(0) % blocks
-    y0 = (block // columns) * BLOCK_H
-    x = (block % columns) * BLOCK_W + tl.arange(0, BLOCK_W)[None, :]
-    return (tl.program_id(0) // blocks).to(tl.int64), y0, y0 + tl.arange(0, BLOCK_H)[:, None], x
+    y0, x0 = (block // columns) * BLOCK_H, (block % columns) * BLOCK_W
+    y, x = y0 + tl.arange(0, BLOCK_H)[:, None], x0 + tl.arange(0, BLOCK_W)[None, :]
+    return (tl.program_id(0) // blocks).to(tl.int64), y0, x0, y, x
 
 
 @triton.jit
 def _divergence_kernel(w, out, H, W, sums, SUM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr):
     """Store B'w, and the sum of each block if SUM."""
-    cut, y0, y, x = _block_pixels(H, W, BLOCK_H, BLOCK_W)
+    cut, y0, x0, y, x = _block_pixels(H, W, BLOCK_H, BLOCK_W)
     N, start = tl.cast(H, tl.int64) * W, y0.to(tl.int64) * W
-    q = _divergence(w + cut * 6 * N + start, N, y0, y, x, H, W)
+    q = _divergence(w + cut * 6 * N + start, N, y0, x0, H, W, BLOCK_H, BLOCK_W)
     tl.store(out + cut * N + start + (y - y0) * W + x, q, (y < H) & (x < W))
     if SUM:
         tl.store(sums + tl.program_id(0), tl.sum(tl.sum(q, 1), 0))
@@ -254,15 +299,18 @@ def _divergence_kernel(w, out, H, W, sums, SUM: tl.constexpr, BLOCK_H: tl.conste
 
 @triton.jit
 def _differences_kernel(p, w, H, W, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr):
-    cut, y0, y, x = _block_pixels(H, W, BLOCK_H, BLOCK_W)
+    cut, y0, x0, y, x = _block_pixels(H, W, BLOCK_H, BLOCK_W)
     N, start = tl.cast(H, tl.int64) * W, y0.to(tl.int64) * W
-    inside = (y < H) & (x < W)
-    right, left, down, up = inside & (x < W - 1), inside & (x > 0), inside & (y < H - 1), inside & (y > 0)
-    p += cut * N + start + (y - y0) * W + x
+    inside, down, up = (y < H) & (x < W), (y < H - 1) & (x < W), (y > 0) & (y < H) & (x < W)
+    row = p + cut * N + start + (y - y0) * W
+    p = row + x
     w += cut * 6 * N + start + (y - y0) * W + x
     here = tl.load(p, inside, 0.0)
-    tl.store(w, tl.where(right, here - tl.load(p + 1, right, 0.0), 0.0), inside)
-    tl.store(w + N, tl.where(left, here - tl.load(p - 1, left, 0.0), 0.0), inside)
+    before = tl.load(row + x0 - 1, (y < H) & (x0 > 0), 0.0)
+    after = tl.load(row + x0 + BLOCK_W, (y < H) & (x0 + BLOCK_W < W), 0.0)
+    right, left = _drops(here, before, after, BLOCK_H, BLOCK_W)
+    tl.store(w, tl.where(x < W - 1, right, 0.0), inside)
+    tl.store(w + N, tl.where(x > 0, left, 0.0), inside)
     tl.store(w + 2 * N, tl.where(down, here - tl.load(p + W, down, 0.0), 0.0), inside)
     tl.store(w + 3 * N, tl.where(up, here - tl.load(p - W, up, 0.0), 0.0), inside)
     tl.store(w + 4 * N, -here, inside)
@@ -271,7 +319,7 @@ def _differences_kernel(p, w, H, W, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr
 
 @triton.jit
 def _reorder_kernel(q, out, H, W, INVERSE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr):
-    cut, _, y, x = _block_pixels(H, W, BLOCK_H, BLOCK_W)
+    cut, _, _, y, x = _block_pixels(H, W, BLOCK_H, BLOCK_W)
     inside = (y < H) & (x < W)
     if INVERSE:
         from_y, from_x = tl.where(y % 2 == 0, y // 2, H - 1 - y // 2), tl.where(x % 2 == 0, x // 2, W - 1 - x // 2)
@@ -291,7 +339,7 @@ def _complex_product(a, b, c, d):
 @triton.jit
 def _scale_modes_kernel(V, out, spectrum, phases_x, phases_y, H, W, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr):
     half = W // 2 + 1
-    cut, _, y, x = _block_pixels(H, half, BLOCK_H, BLOCK_W)
+    cut, _, _, y, x = _block_pixels(H, half, BLOCK_H, BLOCK_W)
     inside = (y < H) & (x < half)
     my, mx = (H - y) % H, (W - x) % W  # the mirrored modes
     start = cut * H * half * 2
@@ -352,9 +400,10 @@ class FilterTables(nn.Module):
     image of `pixels`, where the tile is only a part of it.
 
     Tables are the cosines and the differences of neighbouring cosines, as bits of float16: a conversion of the layer to
-    another precision leaves them alone. They are zero outside the tile. `spectrum` is transposed and scaled. Behind it
-    are the factor that undoes all scales, 1 / pixels, and `constant`. All are vectors: `.to(memory_format=...)` would
-    reorder the memory of a tensor with four dimensions, which the kernels read as it is.
+    another precision leaves them alone. An entry is an int32: the low half is in the upper 16 bits, the high half in
+    the lower ones. Entries outside the tile are zero. `spectrum` is transposed and scaled. Behind it are the factor
+    that undoes all scales, 1 / pixels, and `constant`. All are vectors: `.to(memory_format=...)` would reorder the
+    memory of a tensor with four dimensions, which the kernels read as it is.
     """
 
     spectrum: Tensor
@@ -383,12 +432,13 @@ def _smallest_mode(response: Tensor) -> float:
 
 
 def _half_tables(n: int, size: int) -> Tensor:
-    """Return 8 C and 8 times the differences of its columns (2, 2, size, size): high and low halves, as bits."""
+    """Return 8 C and 8 times the differences of its columns (2, size, size): the bits of both halves."""
     tables = torch.zeros(2, size, size, dtype=torch.float64, device="cpu")
     tables[0, :n, :n] = 8 * dct_matrix(n)
     tables[1, :n, : n - 1] = tables[0, :n, : n - 1] - tables[0, :n, 1:n]
     high = tables.half()
-    return torch.stack([high, (tables - high.double()).half()], 1).view(torch.int16)
+    low = (tables - high.double()).half()
+    return (low.view(torch.int16).int() << 16) | (high.view(torch.int16).int() & 0xFFFF)
 
 
 def vertices(w: Tensor, tables: FilterTables) -> Tensor:
