@@ -248,31 +248,60 @@ def _tile_position(H, W, KEPT: tl.constexpr):
 
 
 @triton.jit
-def _load_tile(q, y0, x0, H, W, TILE: tl.constexpr):
-    """Load the tile at (y0, x0), reflected at the border of the image."""
+def _reflect(y, size):
+    """Return the pixels of an axis that stand for y, which is at most one tile outside."""
+    y = tl.where(y < 0, -1 - y, y)
+    return tl.where(y < size, y, 2 * size - 1 - y)
+
+
+@triton.jit
+def _load_tile(q, y0, x0, H, W, TILE: tl.constexpr, INNER: tl.constexpr):
+    """Load the tile at (y0, x0), reflected at the border of the image. An INNER tile is inside the image."""
     i, j = tl.arange(0, TILE)[:, None], tl.arange(0, TILE)[None, :]
-    if (y0 >= 0) & (x0 >= 0) & (y0 + TILE <= H) & (x0 + TILE <= W):
-        out = tl.load(q + (y0.to(tl.int64) * W + x0) + i * W + j)
+    if INNER:
+        q += y0.to(tl.int64) * W + x0 + i * W + j
     else:
-        y, x = y0 + i, x0 + j
-        y, x = tl.where(y < 0, -1 - y, y), tl.where(x < 0, -1 - x, x)
-        y, x = tl.where(y < H, y, 2 * H - 1 - y), tl.where(x < W, x, 2 * W - 1 - x)
-        out = tl.load(q + y.to(tl.int64) * W + x)
-    return out
+        q += _reflect(y0 + i, H).to(tl.int64) * W + _reflect(x0 + j, W)
+    return tl.load(q)
+
+
+@triton.jit
+def _store_tile(p, t, y0, x0, H, W, TILE: tl.constexpr, MARGIN: tl.constexpr, INNER: tl.constexpr):
+    """Store a tile without its margin; (y0, x0) is the first pixel that is kept."""
+    i, j = tl.arange(0, TILE)[:, None] - MARGIN, tl.arange(0, TILE)[None, :] - MARGIN
+    kept = (i >= 0) & (i < TILE - 2 * MARGIN) & (j >= 0) & (j < TILE - 2 * MARGIN)
+    if not INNER:
+        kept = kept & (i < H - y0) & (j < W - x0)
+    tl.store(p + y0.to(tl.int64) * W + x0 + i * W + j, t, kept)
+
+
+@triton.jit
+def _is_inner(y0, x0, H, W, TILE: tl.constexpr):
+    """Return whether the tile at (y0, x0) is inside the image."""
+    return (y0 >= 0) & (x0 >= 0) & (y0 + TILE <= H) & (x0 + TILE <= W)
 
 
 @triton.jit
 def _tile_kernel(q, sums, p, table, spectrum, H, W, TILE: tl.constexpr, MARGIN: tl.constexpr, RESCALE: tl.constexpr):
-    """Filter tiles of q, given its sum."""
+    """Filter tiles of q, given its sum.
+
+    Both branches contain all steps: values that meet behind a branch would pass through shared memory, because the
+    loads of a reflected tile are 4 bytes wide.
+    """
     N = tl.cast(H, tl.int64) * W
     cut, y0, x0 = _tile_position(H, W, TILE - 2 * MARGIN)
     mean = tl.load(sums + cut) * tl.load(spectrum + TILE * TILE + 1)
-    t = _load_tile(q + cut * N, y0 - MARGIN, x0 - MARGIN, H, W, TILE) - mean
-    t = _filter(t, table, table, spectrum, TILE, TILE, RESCALE) + mean * tl.load(spectrum + TILE * TILE + 2)
-    i, j = tl.arange(0, TILE)[:, None], tl.arange(0, TILE)[None, :]
-    kept = (i >= MARGIN) & (i < TILE - MARGIN) & (j >= MARGIN) & (j < TILE - MARGIN)
-    p += cut * N + y0.to(tl.int64) * W + x0 + (i - MARGIN) * W + (j - MARGIN)
-    tl.store(p, t, kept & (i < H - y0 + MARGIN) & (j < W - x0 + MARGIN))
+    constant = mean * tl.load(spectrum + TILE * TILE + 2)
+    q += cut * N
+    p += cut * N
+    if _is_inner(y0 - MARGIN, x0 - MARGIN, H, W, TILE):
+        t = _load_tile(q, y0 - MARGIN, x0 - MARGIN, H, W, TILE, True) - mean
+        t = _filter(t, table, table, spectrum, TILE, TILE, RESCALE) + constant
+        _store_tile(p, t, y0, x0, H, W, TILE, MARGIN, True)
+    else:
+        t = _load_tile(q, y0 - MARGIN, x0 - MARGIN, H, W, TILE, False) - mean
+        t = _filter(t, table, table, spectrum, TILE, TILE, RESCALE) + constant
+        _store_tile(p, t, y0, x0, H, W, TILE, MARGIN, False)
 
 
 @triton.jit
