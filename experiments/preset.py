@@ -1,4 +1,4 @@
-"""What each change of preset `ours` gives: one change at a time, in a small version of it.
+"""What each change of preset `ours` without mask consistency gives: one at a time, in a small version of it.
 
     python -m experiments.preset --runs runs/preset --jobs 12                  # trains and evaluates what is missing
     python -m experiments.preset ... --stop-after 9                            # for nine minutes
@@ -19,7 +19,7 @@ import tyro
 from cutslots.training.config import TrainConfig
 from experiments.pretraining import SEEDS
 from experiments.study import Group, Options, Study, make_quick, make_table, run_study, with_renders
-from experiments.table import parse
+from experiments.table import BASE, parse
 
 NUM_OBJECTS = "3-6"
 COMMON = "--image-size 64 64 --slots.num-slots 8 --num-images 24000 --eval-every 1000 --num-eval-images 128"
@@ -48,7 +48,7 @@ CHANGES = {
     "consistency-low-contrast": f"{CONSISTENCY} --data.low-contrast 0.5",
 }
 NAMES = {
-    "base": "`ours`, small",
+    "base": "`ours` without mask consistency, small",
     "consistency": "mask consistency 0.001",
     "strong-consistency": "mask consistency 0.004",
     "penalty": "foreground penalty 7e-4 from step 1,000",
@@ -79,7 +79,7 @@ METRICS = {
 def run_config(name: str, options: Options) -> TrainConfig:
     family, rest = name.split("-", 1)
     change, seed = rest.rsplit("-", 1)
-    config = parse(f"ours {COMMON} {FAMILIES[family]} {CHANGES[change]} --seed {seed}")
+    config = parse(f"{BASE} {COMMON} {FAMILIES[family]} {CHANGES[change]} --seed {seed}")
     return make_quick(config) if options.quick else config
 
 

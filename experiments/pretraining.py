@@ -38,7 +38,7 @@ from cutslots.files import read_lines, write_atomically
 from cutslots.training.config import PretrainConfig, RunConfig, TrainConfig
 from cutslots.training.options import parse_pretrain
 from experiments.jobs import run_processes, start_process
-from experiments.table import parse
+from experiments.table import BASE, parse
 
 SEEDS = (0, 1, 2)
 OBJECTIVES = {"simclr": "--objective simclr", "simmim": "--objective simmim --objective.mask-size 8"}
@@ -51,7 +51,7 @@ TEST_DATA = ("textured", "ood", "camo")
 COMMON = "--image-size 64 64 --num-images 24000 --eval-every 2500 --num-eval-images 128 --compile off"
 ENCODER = f"resnet --data textured:{NUM_OBJECTS} {COMMON}"
 DISCOVERY = (
-    f"ours --data textured:{NUM_OBJECTS} --data.texture-ramp-start 2000 --data.texture-ramp-end 5000 "
+    f"{BASE} --data textured:{NUM_OBJECTS} --data.texture-ramp-start 2000 --data.texture-ramp-end 5000 "
     f"--slots.num-slots 8 {COMMON}"
 )
 FEATURES = "--encoder pretrained --decoder mlp --decoder.hidden-dims 256 256 --loss feature-mse"

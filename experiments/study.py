@@ -22,6 +22,7 @@ from experiments.jobs import Process, run_processes, start_process
 from experiments.pretraining import facts, print_end, spread, write_table
 
 NUM_RENDERS = 100  # the last images of a folder
+NUM_VIDEOS = 64  # at most, of test data that are videos: a video has many frames
 
 
 @dataclass
@@ -125,7 +126,8 @@ def run_one(study: Study, name: str, options: Options) -> None:
     fabric = make_fabric("auto", 1, 1, "32-true")
     for data, text in study.test_data(name, options).items():
         if scores(folder, data, study.metrics) is None:
-            evaluate(str(folder), (text,), folder / "evaluation" / data, "test", options.num_images, fabric)
+            count = min(options.num_images, NUM_VIDEOS) if text == "moving" else options.num_images
+            evaluate(str(folder), (text,), folder / "evaluation" / data, "test", count, fabric)
 
 
 def is_complete(study: Study, name: str, options: Options) -> bool:

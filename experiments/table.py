@@ -93,6 +93,8 @@ TEMPERATURE = {
         (0,),
     ),
 }
+# Preset `ours` as it was when these runs began, without mask consistency.
+BASE = "ours --loss.mask-consistency 0 --loss.mask-consistency-start 0"
 METHODS = {  # what a run of the comparison changes in preset `ours`; "paper" is another preset
     "paper": "",
     "free": "--slots.partition.background-anchor None",
@@ -273,7 +275,7 @@ def ours(options: Options) -> dict[str, Run]:
 
 def schedule(options: Options) -> dict[str, Run]:
     """Return the runs of three methods on the schedule of preset `ours`."""
-    configs = {name: parse(f"ours {COMPARISON} {words}") for name, words in SCHEDULE_METHODS.items()}
+    configs = {name: parse(f"{BASE} {COMPARISON} {words}") for name, words in SCHEDULE_METHODS.items()}
     return {
         f"schedule/{name}-textured-{seed}": Run(
             "schedule", replace(config, seed=seed, max_steps=10_000), TEST_FAMILIES["textured"]
@@ -287,7 +289,7 @@ def slot_attention_lr(options: Options) -> dict[str, Run]:
     """Return the runs of Slot Attention with other learning rates and warm-ups."""
     runs = {}
     for name, words in SLOT_ATTENTION_LR.items():
-        config = replace(parse(f"ours {COMPARISON} {words}"), seed=SWEEP_SEED, max_steps=4_000)
+        config = replace(parse(f"{BASE} {COMPARISON} {words}"), seed=SWEEP_SEED, max_steps=4_000)
         runs[f"slot_attention_lr/{name}-{SWEEP_SEED}"] = Run("slot_attention_lr", config, ())
     return runs
 
@@ -355,7 +357,7 @@ def compared(method: str, family: str) -> TrainConfig:
         preset = "clevr" if family == "plain" else "clevrtex --encoder.no-batch-norm"
         return parse(f"{preset} {COMPARISON} {FIRST_READING}")
     textures = FULL_TEXTURES if family == "textured" else ""
-    return parse(f"ours --data {family} {textures} {COMPARISON} {METHODS[method]}")
+    return parse(f"{BASE} --data {family} {textures} {COMPARISON} {METHODS[method]}")
 
 
 def our_configs(pretrained: Path) -> dict[str, TrainConfig]:
@@ -368,10 +370,10 @@ def our_configs(pretrained: Path) -> dict[str, TrainConfig]:
     for name, (start, end) in TEXTURE_RAMPS.items():
         method = METHODS[name.rpartition("-textured-")[0]]
         ramp = f"--data.texture-ramp-start {start} --data.texture-ramp-end {end}"
-        configs[name] = parse(f"ours {OURS} {method} {ramp} --num-images 48000 --seed {name[-1]}")
+        configs[name] = parse(f"{BASE} {OURS} {method} {ramp} --num-images 48000 --seed {name[-1]}")
     low_contrast = f"{FULL_TEXTURES} --data.low-contrast 0.5 {FINE_TUNE} --lr-decay-steps 4500 --seed 1"
-    configs["low-contrast-textured-1"] = replace(parse(f"ours {OURS} {low_contrast}"), init_from=str(pretrained))
-    configs["softmax-plain-0"] = parse(f"ours {OURS} --data plain {METHODS['softmax']} --slots.num-slots 12")
+    configs["low-contrast-textured-1"] = replace(parse(f"{BASE} {OURS} {low_contrast}"), init_from=str(pretrained))
+    configs["softmax-plain-0"] = parse(f"{BASE} {OURS} --data plain {METHODS['softmax']} --slots.num-slots 12")
     return configs
 
 
@@ -379,7 +381,7 @@ def blender_configs(data: Path, pretrained: Path) -> dict[str, TrainConfig]:
     """Return the configs on images rendered by Blender: from scratch, and initialised from built-in scenes."""
     images = FolderConfig(path=str(data))
     scratch = replace(compared("free", "textured"), data=images, horizontal_flips=True, num_eval_images=100)
-    tuned = parse(f"ours {COMPARISON} {FINE_TUNE} --lr-decay-steps 2500 --seed 1")
+    tuned = parse(f"{BASE} {COMPARISON} {FINE_TUNE} --lr-decay-steps 2500 --seed 1")
     tuned = replace(tuned, data=images, horizontal_flips=True, num_eval_images=100, init_from=str(pretrained))
     return {"scratch-0": scratch, "pretrained-1": tuned}
 

@@ -25,7 +25,7 @@ import tyro
 from cutslots.training.config import TrainConfig
 from experiments.pretraining import SEEDS
 from experiments.study import Group, Options, Study, make_quick, make_table, run_study, with_renders
-from experiments.table import parse
+from experiments.table import BASE, parse
 
 FAMILIES = ("textured", "plain")
 COMMON = "--num-images endless --max-steps 10000 --eval-every 1000 --num-eval-images 128"
@@ -49,7 +49,7 @@ METRICS = {
 def run_config(name: str, options: Options) -> TrainConfig:
     family, rest = name.split("-", 1)
     method, seed = rest.rsplit("-", 1)
-    config = parse(f"ours --data {family} {COMMON} {METHODS[method]} --seed {seed}")
+    config = parse(f"{BASE} --data {family} {COMMON} {METHODS[method]} --seed {seed}")
     return make_quick(config) if options.quick else config
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from cutslots.evaluation import evaluate
 from cutslots.models.checkpoints import load
 from cutslots.scenes import Scenes
 from cutslots.scenes.export import generate
 from cutslots.training import loop
 from experiments import preset, study, weights
+from experiments.pretraining import SEEDS
 from experiments.study import Options, collect, flags, is_complete, run_study
 from tests.experiments.test_table import differences
 
@@ -74,11 +76,11 @@ def test_runs_begin_with_weights_of_the_same_model():
     for name in weights.RUN_NAMES:
         config = weights.run_config(name, options)
         assert config.model == model, name
-        assert (config.init_from is None) == (weights.needs(name) is not None)
+        assert config.init_from == (None if "scratch" in name else "textured-128")
 
 
 def test_weights_on_renders(tmp_path, monkeypatch):
-    """The last renders are left out of the training images; a run begins with the run that it needs."""
+    """The last renders are left out of the training images."""
     monkeypatch.setattr(study, "NUM_RENDERS", 2)
     monkeypatch.setattr(weights, "NUM_RENDERS", 2)
     shutil.copy(DOCS / "weights.md", tmp_path)
@@ -88,19 +90,25 @@ def test_weights_on_renders(tmp_path, monkeypatch):
     options = weights.WeightsOptions(
         tmp_path / "runs", tmp_path, None, tmp_path / "renders", "*-renders-0", 2, quick=True
     )
-    assert all(name.startswith("plain") for name in weights.possible_runs(options) if "renders" in name)
+    names = weights.possible_runs(options)
+    assert {name for name in names if "renders" in name} == {f"plain-renders-{seed}" for seed in SEEDS}
     weights.prepare(options)
-    run_study(replace(weights.STUDY, run_names=("plain-0", "plain-renders-0")), options)
-    mixed = tmp_path / "runs/mixed-quick/plain"
-    assert sorted(p.name for p in (mixed / "train/images").iterdir()) == [
-        *(f"00000{i}.png" for i in range(3)),
-        *(f"scene_00000{i}.png" for i in range(2)),
-    ]
-    assert sorted(p.name for p in (mixed / "val/images").iterdir()) == ["000003.png", "000004.png"]
-    assert [config.init_from for config in begun] == [None, str(tmp_path / "runs/plain-0")]
+    run_study(replace(weights.STUDY, run_names=("plain-renders-0",)), options)
+    folder = tmp_path / "runs/training-renders/plain"
+    assert sorted(p.name for p in (folder / "train/images").iterdir()) == [f"00000{i}.png" for i in range(3)]
+    assert [(config.mix_data, config.mix_fraction) for config in begun] == [(str(folder), 0.3)]
+    record = collect(weights.STUDY, tmp_path / "runs")
+    assert record.keys() == {"plain-renders-0"}
+    assert record["plain-renders-0"]["test"].keys() == {"plain", "varied", "renders"}
     monkeypatch.setattr(weights, "NUM_RENDERS", 9)
     with pytest.raises(ValueError, match=r"renders/images has 5 images; expected more than 9"):
         weights.prepare(options)
-    record = collect(weights.STUDY, tmp_path / "runs")
-    assert record.keys() == {"plain-0", "plain-renders-0"}
-    assert all(run["test"].keys() == {"plain", "varied", "renders"} for run in record.values())
+
+
+def test_videos_are_fewer_than_images(tmp_path, monkeypatch):
+    counts = []
+    monkeypatch.setattr(evaluate, "evaluate", lambda *args: counts.append(args[4]))
+    (tmp_path / "moving-0").mkdir()
+    (tmp_path / "moving-0" / "done").write_text("{}")
+    study.run_one(weights.STUDY, "moving-0", weights.WeightsOptions(tmp_path, num_images=500))
+    assert counts == [study.NUM_VIDEOS]
