@@ -28,6 +28,7 @@ from cutslots.files import read_lines, write_atomically
 from cutslots.models.checkpoints import load
 from cutslots.scenes import Scenes
 from cutslots.viz.images import encode_png
+from experiments.study import write_table
 
 
 class Run(NamedTuple):
@@ -56,7 +57,6 @@ ROWS = {  # association and prefix of metrics, with their names in the table
     ("overlap", "refined_"): ("none: one cut of the video", "refined"),
 }
 METRICS = ("ari_fg", "ari", "frame_ari_fg", "frame_ari")
-START, END = "<!-- table -->\n", "<!-- end of table -->"
 
 
 @dataclasses.dataclass
@@ -98,7 +98,7 @@ def main(options: Options) -> None:
             scores[association] = means | scores.get(association, {})  # recorded values stay
             results[name]["date"] = f"{datetime.date.today()}"
             write_atomically(path, json.dumps(results, indent=1).encode())
-    write_table(options.docs / "moving.md", results)
+    write_table(options.docs / "moving.md", table(results))
     print(f"wrote {path} and the table in {options.docs / 'moving.md'}")
 
 
@@ -126,13 +126,6 @@ def training_facts(run: Path) -> dict[str, Any]:
 def is_evaluated(association: str, scores: dict[str, Any]) -> bool:
     """Return whether every row of this association has its metrics."""
     return all(prefix + METRICS[0] in scores.get(association, {}) for each, prefix in ROWS if each == association)
-
-
-def write_table(path: Path, results: dict[str, Any]) -> None:
-    """Replace the table between its two marks."""
-    before, rest = path.read_text().split(START)
-    after = rest.split(END)[1]
-    write_atomically(path, (before + START + table(results) + END + after).encode())
 
 
 def table(results: dict[str, Any]) -> str:

@@ -21,7 +21,6 @@ table of docs/pretraining.md is made of it.
 
 from __future__ import annotations
 
-import datetime
 import fnmatch
 import json
 import subprocess
@@ -38,9 +37,9 @@ from cutslots.files import read_lines, write_atomically
 from cutslots.training.config import PretrainConfig, RunConfig, TrainConfig
 from cutslots.training.options import parse_pretrain
 from experiments.jobs import run_processes, start_process
+from experiments.study import SEEDS, facts, facts_of_device, print_end, spread, write_table
 from experiments.table import BASE, parse
 
-SEEDS = (0, 1, 2)
 OBJECTIVES = {"simclr": "--objective simclr", "simmim": "--objective simmim --objective.mask-size 8"}
 SLOTS = {"cut": "", "slot-attention": "--slots slot-attention --lr 4e-4 --warmup-steps 2000"}
 SLOT_NAMES = {"cut": "cut", "slot-attention": "Slot Attention"}
@@ -57,7 +56,6 @@ DISCOVERY = (
 FEATURES = "--encoder pretrained --decoder mlp --decoder.hidden-dims 256 256 --loss feature-mse"
 MEASURED_STEPS, WARMUP_STEPS = 240, 80  # of --measure; the first ones choose algorithms and capture a graph
 METRICS = {"ari_fg": "ARI-FG", "refined_ari_fg": "ARI-FG, refined", "refined_miou": "mIoU, refined"}
-START, END = "<!-- table -->\n", "<!-- end of table -->"
 
 
 class Method(NamedTuple):
@@ -253,10 +251,6 @@ def run_all(options: Options) -> bool:
     return run_processes(missing, start, is_ready, print_end, options.jobs, options.stop_after)
 
 
-def print_end(name: str, code: int, waiting: int) -> None:
-    print(f"{name}: {'done' if code == 0 else f'FAILED ({code})'}; {waiting} waiting", flush=True)
-
-
 def run_one(folder: Path, config: RunConfig, options: Options) -> None:
     """Train a run, or resume it, and evaluate it if it is a model."""
     from cutslots.devices import make_fabric
@@ -276,21 +270,6 @@ def run_one(folder: Path, config: RunConfig, options: Options) -> None:
         data = tuple(f"{name}:{NUM_OBJECTS}" for name in TEST_DATA)
         evaluate(str(folder), data, folder / "evaluation", "test", options.num_images, fabric)
     write_atomically(folder / "done", json.dumps(facts(folder)).encode())
-
-
-def facts(folder: Path) -> dict[str, Any]:
-    """Return the steps, seconds, device and date of a run, and its last validation metrics."""
-    lines = read_lines(folder / "metrics.jsonl")
-    last = [line for line in lines if "loss" in line][-1]
-    validation: dict[str, float] = next((line["val"] for line in reversed(lines) if "val" in line), {})
-    return {"steps": last["step"], "seconds": round(last["seconds"]), **facts_of_device(), "val": validation}
-
-
-def facts_of_device() -> dict[str, str]:
-    import torch
-
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
-    return {"device": device, "date": f"{datetime.date.today()}"}
 
 
 # ------------------------------------------------------------------------------------------------------------- results
@@ -314,13 +293,6 @@ def collect(options: Options) -> dict[str, Any]:
     return results
 
 
-def write_table(path: Path, text: str) -> None:
-    """Replace the table between its two marks."""
-    before, rest = path.read_text().split(START)
-    after = rest.split(END)[1]
-    write_atomically(path, (before + START + text + END + after).encode())
-
-
 def table(results: dict[str, Any]) -> str:
     """Return a row for each method and dataset: means over seeds, and the smallest and the largest value."""
     heads = ["reconstructs", "slots", "data", "seeds", "steps", *METRICS.values()]
@@ -334,14 +306,6 @@ def table(results: dict[str, Any]) -> str:
             cells += [spread([run["test"][data][metric] for run in found]) for metric in METRICS]
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
-
-
-def spread(values: list[float]) -> str:
-    """Return the mean and the range of values in percent."""
-    if not values:
-        return ""
-    low, middle, high = (100 * value for value in (min(values), mean(values), max(values)))
-    return f"{middle:.1f}" if len(values) == 1 else f"{middle:.1f} ({low:.1f} to {high:.1f})"
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ records, and the table of docs/NAME.md is made of it.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import fnmatch
 import json
 import sys
@@ -16,13 +17,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from cutslots.files import write_atomically
+from cutslots.files import read_lines, write_atomically
 from cutslots.training.config import TrainConfig
 from experiments.jobs import Process, run_processes, start_process
-from experiments.pretraining import facts, print_end, spread, write_table
 
+SEEDS = (0, 1, 2)
 NUM_RENDERS = 100  # the last images of a folder
 NUM_VIDEOS = 64  # at most, of test data that are videos: a video has many frames
+START, END = "<!-- table -->\n", "<!-- end of table -->"
 
 
 @dataclass
@@ -100,6 +102,10 @@ def run_all(study: Study, options: Options) -> bool:
     return run_processes(missing, start, is_ready, print_end, options.jobs, options.stop_after)
 
 
+def print_end(name: str, code: int, waiting: int) -> None:
+    print(f"{name}: {'done' if code == 0 else f'FAILED ({code})'}; {waiting} waiting", flush=True)
+
+
 def flags(options: Options) -> list[str]:
     """Return the options of one run's process."""
     own = {"docs", "match", "jobs", "stop_after", "write", "one", "quick"}  # of the command, not of a run
@@ -135,6 +141,21 @@ def is_complete(study: Study, name: str, options: Options) -> bool:
     folder = options.runs / name
     evaluated = (scores(folder, data, study.metrics) is not None for data in study.test_data(name, options))
     return (folder / "done").is_file() and all(evaluated)
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """Return the steps, seconds, device and date of a run, and its last validation metrics."""
+    lines = read_lines(folder / "metrics.jsonl")
+    last = [line for line in lines if "loss" in line][-1]
+    validation: dict[str, float] = next((line["val"] for line in reversed(lines) if "val" in line), {})
+    return {"steps": last["step"], "seconds": round(last["seconds"]), **facts_of_device(), "val": validation}
+
+
+def facts_of_device() -> dict[str, str]:
+    import torch
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
+    return {"device": device, "date": f"{datetime.date.today()}"}
 
 
 def make_quick(config: TrainConfig) -> TrainConfig:
@@ -197,6 +218,13 @@ def scores(folder: Path, name: str, metrics: Iterable[str]) -> dict[str, Any] | 
     return {key: found[key] for key in ("num_images", *metrics)}
 
 
+def write_table(path: Path, text: str) -> None:
+    """Replace the table between its two marks."""
+    before, rest = path.read_text().split(START)
+    after = rest.split(END)[1]
+    write_atomically(path, (before + START + text + END + after).encode())
+
+
 def collect(study: Study, runs: Path) -> dict[str, Any]:
     """Return the records of all runs that are done, by the names of their folders."""
     results = {}
@@ -232,3 +260,11 @@ def make_table(
             cells += [spread([run["test"][data][metric] for run in found]) for metric in metrics]
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
+
+
+def spread(values: list[float]) -> str:
+    """Return the mean and the range of values in percent."""
+    if not values:
+        return ""
+    low, middle, high = (100 * value for value in (min(values), mean(values), max(values)))
+    return f"{middle:.1f}" if len(values) == 1 else f"{middle:.1f} ({low:.1f} to {high:.1f})"

@@ -46,6 +46,7 @@ from cutslots.modules.slots import CutSlotsConfig
 from cutslots.training.config import TrainConfig
 from cutslots.training.options import parse_train
 from experiments.jobs import Process, run_processes, start_process
+from experiments.study import SEEDS
 
 Group = Literal[
     "paper",
@@ -59,7 +60,6 @@ Group = Literal[
     "ablations",
     "blender",
 ]
-SEEDS = (0, 1, 2)
 UNLIMITED = 10**6  # steps of a run that is limited by time
 TEST_FAMILIES = {"plain": ("plain",), "textured": ("textured", "ood", "camo")}  # by the family of the training data
 PAPER_SCHEDULE = "--num-images 24000 --lr-decay-steps 15000"

@@ -23,8 +23,7 @@ from typing import Any
 import tyro
 
 from cutslots.training.config import TrainConfig
-from experiments.pretraining import SEEDS
-from experiments.study import Group, Options, Study, make_quick, make_table, run_study, with_renders
+from experiments.study import SEEDS, Group, Options, Study, make_quick, make_table, run_study, with_renders
 from experiments.table import BASE, parse
 
 FAMILIES = ("textured", "plain")

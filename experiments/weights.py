@@ -26,9 +26,9 @@ from typing import Any
 import tyro
 
 from cutslots.training.config import TrainConfig
-from experiments.pretraining import SEEDS
 from experiments.study import (
     NUM_RENDERS,
+    SEEDS,
     Group,
     Options,
     Study,
