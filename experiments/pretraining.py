@@ -37,7 +37,7 @@ from cutslots.files import read_lines, write_atomically
 from cutslots.training.config import PretrainConfig, RunConfig, TrainConfig
 from cutslots.training.options import parse_pretrain
 from experiments.jobs import run_processes, start_process
-from experiments.study import SEEDS, facts, facts_of_device, print_end, spread, write_table
+from experiments.study import SEEDS, facts, facts_of_device, make_quick, print_end, spread, write_table
 from experiments.table import BASE, parse
 
 OBJECTIVES = {"simclr": "--objective simclr", "simmim": "--objective simmim --objective.mask-size 8"}
@@ -166,23 +166,6 @@ def discovery_config(method: str, seed: int, options: Options, steps: dict[str, 
         seconds *= 1 - options.pretraining_share
     config = replace(parse(words), max_steps=max(1, round(seconds / steps[kind_of(method)])))
     return make_quick(config) if options.quick else config
-
-
-def make_quick(config: Any) -> Any:
-    """Return the run with a few steps on a few small images."""
-    few: dict[str, Any] = {"max_steps": 4, "batch_size": 4, "num_images": 8, "eval_every": 2, "num_eval_images": 4}
-    config = replace(config, **few)
-    small_encoder = {"channels": 8, "kernel_sizes": (3, 3), "pyramid_levels": 1}
-    if isinstance(config, TrainConfig):
-        model: Any = replace(config.model, image_size=(16, 16))
-        is_pixels = hasattr(model.encoder, "pyramid_levels")
-        return replace(
-            config, model=replace(model, encoder=replace(model.encoder, **small_encoder)) if is_pixels else model
-        )
-    objective = config.objective
-    if hasattr(objective, "mask_size"):
-        objective = replace(objective, mask_size=4)
-    return replace(config, image_size=(16, 16), objective=objective, encoder=replace(config.encoder, **small_encoder))
 
 
 def measure(options: Options) -> None:

@@ -15,16 +15,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from cutslots.files import read_lines, write_atomically
-from cutslots.training.config import TrainConfig
+from cutslots.modules.partition import CutPartitionConfig
+from cutslots.modules.slots import CutSlotsConfig
+from cutslots.training.config import PretrainConfig, RunConfig, TrainConfig
 from experiments.jobs import Process, run_processes, start_process
 
 SEEDS = (0, 1, 2)
 NUM_RENDERS = 100  # the last images of a folder
 NUM_VIDEOS = 64  # at most, of test data that are videos: a video has many frames
 START, END = "<!-- table -->\n", "<!-- end of table -->"
+
+Config = TypeVar("Config", bound=RunConfig)
 
 
 @dataclass
@@ -158,14 +162,33 @@ def facts_of_device() -> dict[str, str]:
     return {"device": device, "date": f"{datetime.date.today()}"}
 
 
-def make_quick(config: TrainConfig) -> TrainConfig:
-    """Return the run with a few steps on a few small images."""
-    model: Any = config.model
-    pyramid = {"pyramid_levels": min(1, model.encoder.pyramid_levels)}
-    encoder = replace(model.encoder, channels=8, kernel_sizes=(3, 3), **pyramid)
-    few: dict[str, Any] = {"max_steps": 4, "batch_size": 4, "eval_every": 2, "num_eval_images": 4}
+def make_quick(config: Config) -> Config:
+    """Return the run with a few steps on a few small images, and a small encoder."""
+    few: dict[str, Any] = {"max_steps": 4, "batch_size": 4, "eval_every": 2, "num_eval_images": 4, "compile": "off"}
     few["num_images"] = config.num_images if config.num_images == "endless" else 8
-    return replace(config, model=replace(model, image_size=(16, 16), encoder=encoder), **few, compile="off")
+    if isinstance(config, TrainConfig):
+        model: Any = config.model
+        parts = {"encoder": small_encoder(model.encoder), "slots": without_reach(model.slots)}
+        return replace(config, model=replace(model, image_size=(16, 16), **parts), **few)
+    assert isinstance(config, PretrainConfig)
+    objective: Any = config.objective
+    if hasattr(objective, "mask_size"):
+        objective = replace(objective, mask_size=4)
+    return replace(config, image_size=(16, 16), objective=objective, encoder=small_encoder(config.encoder), **few)
+
+
+def small_encoder(encoder: Any) -> Any:
+    """Return the config of a small encoder of the same kind. One of a checkpoint stays as it is."""
+    if not hasattr(encoder, "pyramid_levels"):
+        return encoder
+    return replace(encoder, channels=8, kernel_sizes=(3, 3), pyramid_levels=min(1, encoder.pyramid_levels))
+
+
+def without_reach(slots: Any) -> Any:
+    """Return the config of slots whose cut has no reach: the grid of a small image may be smaller."""
+    if isinstance(slots, CutSlotsConfig) and isinstance(slots.partition, CutPartitionConfig):
+        return replace(slots, partition=replace(slots.partition, reach=None))
+    return slots
 
 
 # ------------------------------------------------------------------------------------------------------------- renders

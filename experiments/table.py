@@ -41,12 +41,10 @@ import tyro
 from cutslots.data.folder import FolderConfig
 from cutslots.data.text import data_text
 from cutslots.files import read_lines, write_atomically
-from cutslots.modules.partition import CutPartitionConfig
-from cutslots.modules.slots import CutSlotsConfig
 from cutslots.training.config import TrainConfig
 from cutslots.training.options import parse_train
 from experiments.jobs import Process, run_processes, start_process
-from experiments.study import SEEDS
+from experiments.study import SEEDS, make_quick
 
 Group = Literal[
     "paper",
@@ -220,7 +218,9 @@ def main(options: Options) -> None:
 def all_runs(options: Options, groups: Sequence[str] = get_args(Group)) -> dict[str, Run]:
     """Return every run of these groups by the name of its folder. To parse the command lines of all takes seconds."""
     runs = {name: run for group in groups for name, run in GROUPS[group](options).items()}
-    return {name: make_quick(run) for name, run in runs.items()} if options.quick else runs
+    if options.quick:
+        return {name: replace(run, config=make_quick(run.config)) for name, run in runs.items()}
+    return runs
 
 
 def paper(options: Options) -> dict[str, Run]:
@@ -384,18 +384,6 @@ def blender_configs(data: Path, pretrained: Path) -> dict[str, TrainConfig]:
     tuned = parse(f"{BASE} {COMPARISON} {FINE_TUNE} --lr-decay-steps 2500 --seed 1")
     tuned = replace(tuned, data=images, horizontal_flips=True, num_eval_images=100, init_from=str(pretrained))
     return {"scratch-0": scratch, "pretrained-1": tuned}
-
-
-def make_quick(run: Run) -> Run:
-    """Return the run with a few steps on a few small images."""
-    model: Any = run.config.model
-    slots = model.slots
-    if isinstance(slots, CutSlotsConfig) and isinstance(slots.partition, CutPartitionConfig):
-        slots = replace(slots, partition=replace(slots.partition, reach=None))
-    encoder = replace(model.encoder, pyramid_levels=min(model.encoder.pyramid_levels, 1))
-    model = replace(model, image_size=(16, 16), encoder=encoder, slots=slots)
-    few: dict[str, Any] = {"max_steps": 4, "batch_size": 4, "num_images": 8, "eval_every": 2, "num_eval_images": 4}
-    return replace(run, config=replace(run.config, model=model, **few, compile="off"))
 
 
 # ------------------------------------------------------------------------------------------------------------- one run
