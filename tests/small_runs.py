@@ -6,9 +6,12 @@ import json
 import multiprocessing
 import os
 import resource
+import runpy
 import socket
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +110,9 @@ def option_words(values: dict[str, Any]) -> list[str]:
     return words
 
 
-def _in_process(words: list[str], log: Path, environment: dict[str, str], largest: int | None) -> None:
+def _in_process(
+    words: list[str], log: Path, environment: dict[str, str], largest: int | None, errors: Path | None
+) -> None:
     torch.set_num_threads(1)
     os.environ.update(environment)
     rank_zero_only.rank = int(environment.get("RANK", 0))  # Lightning looked before the fork
@@ -116,16 +121,29 @@ def _in_process(words: list[str], log: Path, environment: dict[str, str], larges
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    if errors:
+        with errors.open("wb") as file:
+            os.dup2(file.fileno(), 2)
     sys.argv = ["cutslots", *words]
     cli.main()
 
 
 class Command:
-    """`cutslots` with these words in a process of its own. `largest` limits the size of its files, in bytes."""
+    """`cutslots` with these words in a process of its own. `largest` limits the size of its files, in bytes.
 
-    def __init__(self, words: list[str], log: Path, environment: dict[str, str] | None = None, largest: int = 0):
+    The log holds what it prints; with a file for `errors`, standard error goes there instead.
+    """
+
+    def __init__(
+        self,
+        words: list[str],
+        log: Path,
+        environment: dict[str, str] | None = None,
+        largest: int = 0,
+        errors: Path | None = None,
+    ):
         self.log = log
-        self.process = FORKED.Process(target=_in_process, args=(words, log, environment or {}, largest))
+        self.process = FORKED.Process(target=_in_process, args=(words, log, environment or {}, largest, errors))
         self.process.start()
 
     def wait_for(self, condition) -> None:
@@ -144,6 +162,46 @@ class Command:
 
     def said(self) -> str:
         return self.log.read_text()
+
+
+def _module_in_process(words: list[str], log: Path) -> None:
+    torch.set_num_threads(1)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = words
+    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+
+
+class Module(Command):
+    """`python -m` with these words in a process of its own, with the methods of `subprocess.Popen` for experiments."""
+
+    def __init__(self, words: list[str], log: Path):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        self.process = FORKED.Process(target=_module_in_process, args=(words, log))
+        self.process.start()
+
+    @classmethod
+    def start(cls, command: Sequence[str], log: Path, jobs: int) -> Module:
+        """Start a command of `python -m`, as `experiments.jobs.start_process` does."""
+        assert command[:2] == [sys.executable, "-m"]
+        return cls(list(command[2:]), log)
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        self.signal(number)
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired(str(self.log), timeout or 0)
+        return self.process.exitcode
+
+    def kill(self) -> None:
+        self.process.kill()
 
 
 def free_port() -> int:

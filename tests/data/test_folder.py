@@ -1,6 +1,4 @@
 import shutil
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -13,6 +11,7 @@ from cutslots.data.folder import Folder
 from cutslots.data.images import EXTENSIONS, FORMATS, list_images, read_image
 from cutslots.data.open import open_dataset
 from cutslots.files import Notice
+from tests.small_runs import Command
 
 SIDE = 8
 RNG = np.random.default_rng(0)
@@ -222,10 +221,10 @@ def test_list_images_of_one_folder_names_its_subfolders(folder):
 def test_notices_of_commands_are_one_line(folder, tmp_path):
     write_numbered(folder, 2)
     (folder / "images" / "two\nlines.txt").write_text("")
-    command = [sys.executable, "-m", "cutslots", "inspect", str(folder), "--out", str(tmp_path / "sheet.png")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stderr == f"cutslots: {folder / 'images'}: skipped 1 files that are not images (.txt)\n"
-    assert done.returncode == 0
+    errors = tmp_path / "errors"
+    words = ["inspect", str(folder), "--out", str(tmp_path / "sheet.png")]
+    assert Command(words, tmp_path / "log", errors=errors).end() == 0
+    assert errors.read_text() == f"cutslots: {folder / 'images'}: skipped 1 files that are not images (.txt)\n"
 
 
 @pytest.mark.parametrize("masks", [False, True])

@@ -1,8 +1,6 @@
 """`cutslots prepare`: the caches that it writes, and its command line."""
 
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -396,11 +394,10 @@ def test_command(tmp_path, folder, clean):
 
 def test_command_prints_one_sentence(tmp_path, folder):
     halved(tex(folder, 3))
-    done = subprocess.run(
-        [sys.executable, "-m", "cutslots", *words(folder, tmp_path / "out")], capture_output=True, text=True
-    )
-    assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
-    assert re.fullmatch(rf"cutslots: {tex(folder, 3)}: it cannot be read as a PNG: [^\n]+\n", done.stderr)
+    errors = tmp_path / "errors"
+    command = Command(words(folder, tmp_path / "out"), tmp_path / "log", errors=errors)
+    assert command.end() == 1 and "Traceback" not in command.said()
+    assert re.fullmatch(rf"cutslots: {tex(folder, 3)}: it cannot be read as a PNG: [^\n]+\n", errors.read_text())
 
 
 def test_command_prints_one_sentence_for_an_archive(tmp_path):

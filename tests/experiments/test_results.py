@@ -2,6 +2,7 @@ import dataclasses
 import json
 import re
 import shutil
+import types
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ from experiments.results import (
     temperature,
     write_results,
 )
+from tests.small_runs import Module
 
 NAMES = [make.__name__ for make in GENERATED]
 PAGE = "# Results\n\n" + "".join(f"Before {n}.\n\n<!-- {n} -->\nold\n<!-- end -->\n\n" for n in NAMES) + "The end.\n"
@@ -548,7 +550,11 @@ def test_records_are_sorted_one_on_a_line(runs, docs):
     assert [line.split('"')[1] for line in records] == ["ablations/base-1", TEXTURED]
 
 
-def test_checkpoints_are_evaluated_and_recorded(docs):
+def test_checkpoints_are_evaluated_and_recorded(docs, monkeypatch):
+    def run(command, check):
+        assert Module.start(command, docs / "log", 1).wait() == 0 and check
+
+    monkeypatch.setattr(results, "subprocess", types.SimpleNamespace(run=run))
     command = "cutslots evaluate tiny-64 --data plain:2-5 --num-images 2"
     (docs / "results.json").write_text(json.dumps({PLAIN: run_record()}))
     evaluate_checkpoints(docs, [command])

@@ -16,6 +16,7 @@ from experiments import preset, study, weights
 from experiments.pretraining import SEEDS
 from experiments.study import Options, collect, flags, is_complete, run_study
 from tests.experiments.test_table import differences
+from tests.small_runs import Module
 
 DOCS = Path(__file__).parents[2] / "docs"
 STUDIES = {"preset": preset.STUDY, "weights": weights.STUDY}
@@ -54,7 +55,8 @@ def test_every_seed_has_every_change():
     assert [name[-1] for name in preset.RUN_NAMES] == sorted(name[-1] for name in preset.RUN_NAMES)
 
 
-def test_a_study_in_a_process(tmp_path):
+def test_a_study_in_a_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "start_process", Module.start)
     shutil.copy(DOCS / "preset.md", tmp_path)
     options = Options(tmp_path / "runs", tmp_path, match="plain-free-0", num_images=2, jobs=2, quick=True)
     run_study(preset.STUDY, options)

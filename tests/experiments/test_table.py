@@ -24,7 +24,7 @@ from experiments.results import (
     TEMPERATURE,
 )
 from experiments.table import PRETRAINED, Options, Run, all_runs, is_done, run_all
-from tests.small_runs import lines, weights
+from tests.small_runs import Module, lines, weights
 
 ROOT = Path(__file__).parents[2]
 
@@ -368,13 +368,14 @@ def test_report_prints_the_last_metrics(options, capsys):
     assert capsys.readouterr().out == "a/1: step 1,020, ARI-FG 72.5, mIoU 31.0; 2 waiting\n"
 
 
-def test_interrupted_runs_resume(options):
+def test_interrupted_runs_resume(options, monkeypatch):
     """Two tiny runs in processes of their own: stopped almost at once, resumed, then left unchanged."""
     options = dataclasses.replace(options, only=("early_training",))
     runs = {name: run for name, run in selected(options).items() if name.endswith("-1")}
     assert len(runs) == 2
     assert not run_all(runs, dataclasses.replace(options, stop_after=0.005))
     assert not any(is_done(options.runs / name) for name in runs)
+    monkeypatch.setattr(table, "start_process", Module.start)
     assert run_all(runs, options), "\n".join(p.read_text() for p in (options.runs / "logs").iterdir())
     for name, run in runs.items():
         folder = options.runs / name

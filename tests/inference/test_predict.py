@@ -4,8 +4,6 @@ import copy
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +27,7 @@ from cutslots.models.checkpoints import load, save
 from cutslots.models.discovery import build
 from cutslots.models.refinement import high_recall_masks, refine_masks
 from cutslots.training.presets import PRESETS
+from tests.small_runs import Command
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools
 
@@ -336,10 +335,9 @@ def test_missing_images(checkpoint, tmp_path):
 
 
 def test_command_line_prints_one_sentence(checkpoint, tmp_path):
-    command = [sys.executable, "-m", "cutslots", "predict", checkpoint, "nowhere.png", "-o", str(tmp_path / "out")]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 1 and result.stdout == ""
-    assert result.stderr == "cutslots: images: there is no nowhere.png; expected an image or a folder of images\n"
+    command = Command(["predict", checkpoint, "nowhere.png", "-o", str(tmp_path / "out")], tmp_path / "log")
+    assert command.end() == 1
+    assert command.said() == "cutslots: images: there is no nowhere.png; expected an image or a folder of images\n"
 
 
 def test_images_that_would_share_a_folder(checkpoint, tmp_path):

@@ -1,7 +1,6 @@
 """Segmentation by scribbles: known answers, literal restatements, files, bad input."""
 
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -30,6 +29,7 @@ from cutslots.inference.segmentation import (
     read_scribbles,
 )
 from cutslots.programs.graph import grid_edges
+from tests.small_runs import Command
 
 COLORS = np.array([(200, 40, 40), (40, 60, 220), (240, 220, 30)], dtype=np.uint8)
 
@@ -497,6 +497,6 @@ def test_too_many_pixels_are_refused(monkeypatch):
 
 def test_the_command_ends_with_one_sentence(files):
     words = ["segment", str(files / "photo.png"), "--scribbles", str(files / "missing.png"), "-o", str(files / "out")]
-    done = subprocess.run([sys.executable, "-m", "cutslots", *words], capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr == f"cutslots: there is no {files / 'missing.png'}\n"
+    command = Command(words, files / "log")
+    assert command.end() == 1 and command.said() == f"cutslots: there is no {files / 'missing.png'}\n"
     assert cutslots.segment is segment

@@ -1,7 +1,6 @@
 """`cutslots track`: the files that it writes."""
 
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -16,6 +15,7 @@ from cutslots.models.checkpoints import load
 from cutslots.models.tracker import Tracker
 from cutslots.scenes import Scenes
 from tests.inference.conftest import FRAMES, with_display_matrix
+from tests.small_runs import Command
 
 
 def test_files(source, tmp_path, capsys):
@@ -113,10 +113,10 @@ def test_without_pyav(tmp_path, clip, monkeypatch):
 
 def test_command_prints_one_sentence(tmp_path, clip):
     (tmp_path / "bad.mp4").write_bytes(b"\0junk")
-    command = [sys.executable, "-m", "cutslots", "track", "tiny-64", "bad.mp4", "-o", "out"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.startswith("cutslots: video: bad.mp4 cannot be read as a video")
-    assert len(done.stderr.strip().splitlines()) == 1
+    video, out = str(tmp_path / "bad.mp4"), str(tmp_path / "out")
+    command = Command(["track", "tiny-64", video, "-o", out], tmp_path / "log")
+    assert command.end() == 1 and command.said().startswith(f"cutslots: video: {video} cannot be read as a video")
+    assert len(command.said().strip().splitlines()) == 1
 
 
 def test_padding_or_stretching(tmp_path, clip):

@@ -1,21 +1,26 @@
 import errno
 import json
-import os
 import pathlib
 import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from cutslots.scenes import Scenes, export
+from tests.small_runs import Command
 
 
-def run(*arguments):
-    return subprocess.run([sys.executable, "-m", "cutslots", *arguments], capture_output=True, text=True)
+@pytest.fixture
+def run(tmp_path_factory):
+    """Return the exit status of a command and what it prints."""
+    log = tmp_path_factory.mktemp("log") / "log"
+
+    def run_command(*words):
+        command = Command(list(words), log)
+        return command.end(), command.said()
+
+    return run_command
 
 
 def read_files(folder):
@@ -43,22 +48,18 @@ def test_files_of_videos(tmp_path):
     assert Image.open(tmp_path / "previews" / "000000.gif").n_frames == 24
 
 
-def test_a_killed_command_resumes(tmp_path):
+def test_a_killed_command_resumes(tmp_path, run):
     """After SIGKILL in the middle, the same command writes the same files as an uninterrupted one."""
     command = ["generate", "plain", "--count", "40", "--image-size", "24", "24", "--out"]
-    assert run(*command, str(tmp_path / "uninterrupted")).returncode == 0
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cutslots", *command, str(tmp_path / "killed")], stdout=subprocess.DEVNULL
-    )
-    while not (tmp_path / "killed" / "scenes.jsonl").exists() and process.poll() is None:
-        time.sleep(0.02)
-    time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    assert run(*command, str(tmp_path / "uninterrupted"))[0] == 0
+    killed = Command([*command, str(tmp_path / "killed")], tmp_path / "log")
+    killed.wait_for(lambda: len(list((tmp_path / "killed").glob("images/*.png"))) > 3)
+    killed.signal(signal.SIGKILL)
+    killed.end()
     truth = tmp_path / "killed" / "scenes.jsonl"
     truth.write_bytes(truth.read_bytes() + b'{"index": ')  # an incomplete last line
-    done = run(*command, str(tmp_path / "killed"))
-    assert done.returncode == 0, done.stderr
+    status, said = run(*command, str(tmp_path / "killed"))
+    assert status == 0, said
     assert read_files(tmp_path / "killed") == read_files(tmp_path / "uninterrupted")
 
 
@@ -72,12 +73,12 @@ def test_a_missing_file_is_written_again(tmp_path):
     assert read_files(tmp_path) == before
 
 
-def test_other_files_are_left_alone(tmp_path):
+def test_other_files_are_left_alone(tmp_path, run):
     (tmp_path / "diary.txt").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path.parent)
     command = ["generate", "plain", "--count", "1", "--image-size", "8", "8", "--out", str(tmp_path)]
-    result = run(*command)
-    assert result.returncode != 0 and "is not empty and holds no set of scenes; choose another" in result.stderr
+    status, said = run(*command)
+    assert status != 0 and "is not empty and holds no set of scenes; choose another" in said
     assert sorted(p.name for p in tmp_path.iterdir()) == ["diary.txt", "link"]
     for seed in (0, 1):
         export.generate(Scenes("plain", size=8, count=1, seed=seed), tmp_path, overwrite=True, quiet=True)
@@ -132,14 +133,14 @@ def test_a_full_disk_leaves_no_broken_files(tmp_path, monkeypatch):
         (["marble"], "marble"),
     ],
 )
-def test_invalid_arguments(tmp_path, arguments, message):
-    done = run("generate", *arguments, "--out", str(tmp_path / "out"))
-    assert done.returncode != 0 and message in done.stderr + done.stdout and "Traceback" not in done.stderr
+def test_invalid_arguments(tmp_path, run, arguments, message):
+    status, said = run("generate", *arguments, "--out", str(tmp_path / "out"))
+    assert status != 0 and message in said and "Traceback" not in said
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_cannot_be_created(tmp_path):
+def test_a_folder_that_cannot_be_created(tmp_path, run):
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
-        done = run("generate", "plain", "--count", "1", "--image-size", "8", "8", "--out", str(out))
-        assert done.returncode != 0 and str(tmp_path / "file") in done.stderr and "Traceback" not in done.stderr
+        status, said = run("generate", "plain", "--count", "1", "--image-size", "8", "8", "--out", str(out))
+        assert status != 0 and str(tmp_path / "file") in said and "Traceback" not in said
