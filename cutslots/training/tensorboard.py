@@ -27,18 +27,20 @@ class TensorBoardWriter:
         with errors_name_path(folder):
             folder.mkdir(exist_ok=True)
             self.writer = EventsWriter(str(folder / "events"))
-        self._write(step=first + 1, session_log=SessionLog(status=SessionLog.START))
+        self._write(Event(step=first + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            self._write(step=step, summary=summary.scalar(name, value))
+        self._write(*(Event(step=step, summary=summary.scalar(name, value)) for name, value in values.items()))
 
     def image(self, step: int, name: str, value: np.ndarray) -> None:
-        self._write(step=step, summary=summary.image(name, value, dataformats="HWC"))
+        self._write(Event(step=step, summary=summary.image(name, value, dataformats="HWC")))
 
-    def _write(self, **values: Any) -> None:
+    def _write(self, *events: Any) -> None:
+        """Write events, and wait for the disk once."""
         with errors_name_path(self.folder):
-            self.writer.write_event(Event(wall_time=time.time(), **values))
+            for event in events:
+                event.wall_time = time.time()
+                self.writer.write_event(event)
             self.writer.flush()
 
     def close(self) -> None:
