@@ -1,10 +1,12 @@
 """Resizing as Pillow, PyTorch and TensorFlow do it, restated: what the caches of `cutslots prepare` must hold."""
 
+import functools
 from fractions import Fraction
 
 import numpy as np
 
 
+@functools.cache
 def filter_weights(side, size):
     """Return Pillow's triangle filter (size, side), as wide as a pixel of the result, in fixed point with 22 bits."""
     scale = side / size
@@ -31,6 +33,7 @@ def antialiased(image, size):
     return one_way(rows, height).reshape(size, size, channels).astype(np.uint8)
 
 
+@functools.cache
 def tent(side, size):
     """Return the weights (size, side) of linear interpolation at (i + 1/2) side / size - 1/2, the edges repeated."""
     out = np.zeros((size, side))
