@@ -16,6 +16,7 @@ from cutslots.scenes.scene_batch import SceneBatch
 collect_ignore = ["plugins", "mutants"]  # imported only as plugins; needs mutmut
 
 torch.set_num_threads(1)  # the suite runs in several processes
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of processes that tests start do not spin
 
 
 @pytest.fixture
