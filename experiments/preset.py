@@ -12,6 +12,7 @@ camo too. The runs of the first seed start first.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import tyro
@@ -78,7 +79,7 @@ METRICS = {
 def run_config(name: str, options: Options) -> TrainConfig:
     family, rest = name.split("-", 1)
     change, seed = rest.rsplit("-", 1)
-    config = parse(f"{BASE} {COMMON} {FAMILIES[family]} {CHANGES[change]} --seed {seed}")
+    config = replace(parse(f"{BASE} {COMMON} {FAMILIES[family]} {CHANGES[change]}"), seed=int(seed))
     return make_quick(config) if options.quick else config
 
 

@@ -159,12 +159,12 @@ def encoder_config(objective: str, seed: int, options: Options, steps: dict[str,
 
 def discovery_config(method: str, seed: int, options: Options, steps: dict[str, float]) -> TrainConfig:
     """Return the training run of a method: what is left of the time after pre-training."""
-    words = f"{DISCOVERY} {SLOTS[METHODS[method].slots]} --seed {seed}"
+    words = f"{DISCOVERY} {SLOTS[METHODS[method].slots]}"
     seconds = 60 * options.max_minutes
     if has_encoder(method):
         words += f" {FEATURES} --encoder.checkpoint {options.runs / f'encoder-{METHODS[method].target}-{seed}'}"
         seconds *= 1 - options.pretraining_share
-    config = replace(parse(words), max_steps=max(1, round(seconds / steps[kind_of(method)])))
+    config = replace(parse(words), seed=seed, max_steps=max(1, round(seconds / steps[kind_of(method)])))
     return make_quick(config) if options.quick else config
 
 

@@ -18,6 +18,7 @@ Every run is evaluated on test scenes of its family, varied and not, and on the 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import tyro
@@ -48,7 +49,7 @@ METRICS = {
 def run_config(name: str, options: Options) -> TrainConfig:
     family, rest = name.split("-", 1)
     method, seed = rest.rsplit("-", 1)
-    config = parse(f"{BASE} --data {family} {COMMON} {METHODS[method]} --seed {seed}")
+    config = replace(parse(f"{BASE} --data {family} {COMMON} {METHODS[method]}"), seed=int(seed))
     return make_quick(config) if options.quick else config
 
 

@@ -87,7 +87,7 @@ class WeightsOptions(Options):
 
 def run_config(name: str, options: WeightsOptions) -> TrainConfig:
     kind, seed = name.rsplit("-", 1)
-    config = parse(f"{RUNS[kind]} --seed {seed}")
+    config = replace(parse(RUNS[kind]), seed=int(seed))
     if kind.endswith("-renders"):
         folder = training_renders(kind.partition("-")[0], options)
         config = replace(config, mix_data=str(folder), mix_fraction=MIX_FRACTION)

@@ -12,6 +12,7 @@ import torch
 
 from cutslots.scenes import Scenes
 from cutslots.scenes.scene_batch import SceneBatch
+from cutslots.viz import curves
 
 collect_ignore = ["plugins", "mutants"]  # imported only as plugins; needs mutmut
 
@@ -48,6 +49,12 @@ def need(there: object, missing: str) -> None:
 @pytest.fixture(scope="session")
 def gradio() -> None:
     need(find_spec("gradio"), "there is no Gradio: pip install 'cutslots[app]'")
+
+
+@pytest.fixture
+def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without drawn curves: Matplotlib takes a quarter of the time of a small run."""
+    monkeypatch.setattr(curves, "svg_image", lambda figure, alt: alt)
 
 
 @pytest.fixture(scope="module")

@@ -113,6 +113,7 @@ def test_finished_runs_are_skipped(written, monkeypatch):
     assert state(written / "runs" / "simclr-cut-1")["step"] == 4
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_steps_are_measured(tmp_path):
     runs = tmp_path / "new" / "runs"
     main(Options(runs, quick=True, measure=True))

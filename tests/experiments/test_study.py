@@ -81,6 +81,7 @@ def test_runs_begin_with_weights_of_the_same_model():
         assert config.init_from == (None if "scratch" in name else "textured-128")
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_weights_on_renders(tmp_path, monkeypatch):
     """The last renders are left out of the training images."""
     monkeypatch.setattr(study, "NUM_RENDERS", 2)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from cutslots.training.loop import train
-from cutslots.viz import curves
 from tests.small_runs import small
 
 
@@ -24,6 +23,5 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports without drawn curves: Matplotlib would take a quarter of the time of these runs."""
-    monkeypatch.setattr(curves, "svg_image", lambda figure, alt: alt)
+def small_reports(no_curves: None) -> None:
+    """Every test of a run is faster without curves."""
