@@ -13,8 +13,7 @@ from cutslots.scenes import Scenes
 from cutslots.scenes.export import generate
 from cutslots.training import loop
 from experiments import preset, study, weights
-from experiments.pretraining import SEEDS
-from experiments.study import Options, collect, flags, is_complete, run_study
+from experiments.study import SEEDS, Options, collect, flags, is_complete, run_study
 from tests.experiments.test_table import differences
 from tests.small_runs import Module
 
