@@ -22,7 +22,7 @@ from cutslots.inference.prepare import Images, Resize, open_images
 from cutslots.inference.video import open_video
 from cutslots.models.discovery import Discovery
 from cutslots.models.mask_kinds import VideoMaskKind
-from cutslots.models.refinement import cut_masks, merge_masks, merge_video_slots, posterior_masks, slot_overlap
+from cutslots.models.refinement import cut_masks, merge_masks, merge_tracks, posterior_masks
 from cutslots.models.tracker import Tracker
 
 
@@ -63,7 +63,7 @@ def find_merges(
     model: Discovery, frames: Iterable[Image.Image], association: str | None = None, resize: Resize = "pad"
 ) -> Tensor:
     """Return the track that each track is merged into, (1, K): the first pass over a video."""
-    return merge_video_slots(slot_overlap(frame.output) for frame in _run(model, frames, association, resize))
+    return merge_tracks((frame.output, frame.pixels) for frame in _run(model, frames, association, resize))
 
 
 def track_frames(

@@ -1,6 +1,6 @@
 """Mask refinement: sharper masks with fewer fragments, computed from a model's output without training.
 
-The masks of a decoder are blurred, and several slots may share the background or one object. Three steps correct much
+The masks of a decoder are blurred, and several slots may share the background or one object. Four steps correct much
 of that:
 
     posterior   The masks m are a prior, and the pixel x is evidence. With slot reconstructions r_k,
@@ -9,11 +9,17 @@ of that:
                     sum m_k m_j |r_k - r_j|^2 / sum m_k m_j  <  merge_threshold * variance of the reconstruction
                 The sums are over pixels; squares and variance are means over channels. Slots are compared only
                 where their masks overlap: elsewhere a slot's reconstruction is not trained.
+    background  Slots of one texture may not overlap, so their colors in the image are compared too. The background b
+                is the largest slot. With h_k the color histogram of slot k, slot k is merged into b if
+                    d_k  <  background_threshold * sqrt(1 - c_k) * s^2,    d_k = 1 - sum sqrt(h_k h_b)
+                where s is the mean of the three largest d of slots with enough pixels, and c_k the mean posterior on
+                the pixels of slot k. Where objects have the colors of the background, s is small and nothing is
+                merged. A slot that is certain of its pixels has to be more similar.
     cut         The logarithm of each mask is smoothed by a minimum cut (`MinCut`), whose capacities are high between
                 pixels of one color and low across edges of the image:
                     capacity * exp(-|x_u - x_v|^2 / (2 edge_sigma^2))
 
-`refine_masks` does all three. A model that reconstructs features has no colors to compare: its masks, upsampled from
+`refine_masks` does all four. A model that reconstructs features has no colors to compare: its masks, upsampled from
 the feature grid, are cut, but there is no posterior, and nothing is merged.
 
 One more step is optional: `high_recall_masks` down-weights the background, the largest slot, in favor of slots with
@@ -42,6 +48,14 @@ BACKGROUND_WEIGHT = 1 / 50  # factor on the background in high-recall masks
 MIN_CONFIDENCE = 0.55  # mean mask value a slot needs on the pixels that it gains from the background
 MIN_OVERLAP = 1 / 800  # fraction of the image in which two slots must overlap to be compared
 
+# Chosen on validation scenes of each family and on renders, by six checkpoints; see docs/log.md.
+BACKGROUND_THRESHOLD = 0.8  # slots whose colors differ less from the background's are merged into it
+VIDEO_BACKGROUND_THRESHOLD = 0.0  # off: no videos were evaluated with it yet
+COLOR_BINS = 8  # of a channel, in histograms
+NUM_DISTINCT = 3  # slots that differ most from the background and say how much objects do
+MIN_DISTINCT_AREA = 1 / 200  # fraction of the image; the histogram of a smaller slot differs because it has few pixels
+MASK_LEVELS = 256  # masks are rounded for histograms: sums of integers are exact in any order
+
 # Chosen on 40 validation scenes of each family; see docs/results.md.
 CAPACITY = 6.0  # of an edge between pixels of one color, in units of log-probability
 EDGE_SIGMA = 0.09  # a difference in color, summed over channels, that is an edge
@@ -56,6 +70,8 @@ DEFAULTS = {  # recorded with every evaluation
     "background_weight": BACKGROUND_WEIGHT,
     "min_confidence": MIN_CONFIDENCE,
     "min_overlap": MIN_OVERLAP,
+    "background_threshold": BACKGROUND_THRESHOLD,
+    "video_background_threshold": VIDEO_BACKGROUND_THRESHOLD,
     "capacity": CAPACITY,
     "edge_sigma": EDGE_SIGMA,
 }
@@ -79,20 +95,24 @@ def refine_masks(
     min_overlap: float = MIN_OVERLAP,
     capacity: float = CAPACITY,
     edge_sigma: float = EDGE_SIGMA,
+    background_threshold: float = BACKGROUND_THRESHOLD,
 ) -> Tensor:
     """Return posterior masks (B, K, H, W) with similar slots merged, cut along the edges of the image.
 
     They sum to one over K. A slot that is merged into another one is empty. `image` (B, 3, H, W) is uint8, or floating
-    point in [0, 1]. A negative `merge_threshold` merges nothing; a `capacity` of 0 cuts nothing.
+    point in [0, 1]. A negative `merge_threshold` merges no similar slots, a `background_threshold` of 0 merges none
+    into the background, and a `capacity` of 0 cuts nothing.
 
     >>> from cutslots import load
     >>> image = torch.rand(2, 3, 64, 64)
     >>> refine_masks(load("tiny-64")(image), image).shape
     torch.Size([2, 6, 64, 64])
     """
+    posterior = posterior_masks(output, image, pixel_sigma)
     target = merge_slots(slot_overlap(output), merge_threshold, min_overlap)
-    masks = merge_masks(posterior_masks(output, image, pixel_sigma), target)
-    return cut_masks(masks, image, capacity, edge_sigma)
+    if background_threshold > 0 and can_compare_colors(output):
+        target = merge_background(slot_colors(posterior, image), target, background_threshold)
+    return cut_masks(merge_masks(posterior, target), image, capacity, edge_sigma)
 
 
 def refine_video_masks(
@@ -103,34 +123,39 @@ def refine_video_masks(
     min_overlap: float = MIN_OVERLAP,
     capacity: float = CAPACITY,
     edge_sigma: float = EDGE_SIGMA,
+    background_threshold: float = VIDEO_BACKGROUND_THRESHOLD,
 ) -> list[Tensor]:
     """Return refined masks of tracked videos, T tensors (B, K, H, W), from T outputs and frames (B, T, 3, H, W).
 
-    The overlap of slots is averaged over the frames, so two slots are merged in all frames of a video or in none.
+    The overlap of slots and their colors are averaged over the frames, so two slots are merged in all frames of a
+    video or in none.
     """
-    target = merge_video_slots(map(slot_overlap, outputs), merge_threshold, min_overlap)
+    frames = list(zip(outputs, image.unbind(1), strict=True))
+    target = merge_tracks(frames, pixel_sigma, merge_threshold, min_overlap, background_threshold)
     return [
         cut_masks(merge_masks(posterior_masks(output, frame, pixel_sigma), target), frame, capacity, edge_sigma)
-        for output, frame in zip(outputs, image.unbind(1), strict=True)
+        for output, frame in frames
     ]
 
 
-def merge_video_slots(
-    overlaps: Iterable[SlotOverlap],
+def merge_tracks(
+    frames: Iterable[tuple[ModelOutput, Tensor]],
+    pixel_sigma: float = PIXEL_SIGMA,
     merge_threshold: float = VIDEO_MERGE_THRESHOLD,
     min_overlap: float = MIN_OVERLAP,
+    background_threshold: float = VIDEO_BACKGROUND_THRESHOLD,
 ) -> Tensor:
-    """Return the slot that each slot of videos is merged into, (B, K), from the overlap of slots in every frame.
+    """Return the slot that each slot of videos is merged into, (B, K), from the output and the image of every frame.
 
-    Frames are read one at a time, so a long video takes no more memory than a frame. See `merge_slots`.
+    Frames are read one at a time, so a long video takes no more memory than a frame.
     """
-    total, count = None, 0
-    for overlap in overlaps:
-        total = overlap if total is None else SlotOverlap(*(a + b for a, b in zip(total, overlap, strict=True)))
-        count += 1
-    if total is None:
-        raise ValueError("overlaps are empty; expected that of at least one frame")
-    return merge_slots(SlotOverlap(*(x / count for x in total)), merge_threshold, min_overlap)
+    overlaps, colors = RunningMean(), RunningMean()
+    for output, image in frames:
+        overlaps.add(slot_overlap(output))
+        if background_threshold > 0 and can_compare_colors(output):
+            colors.add(slot_colors(posterior_masks(output, image, pixel_sigma), image))
+    target = merge_slots(SlotOverlap(*overlaps.mean()), merge_threshold, min_overlap)
+    return merge_background(SlotColors(*colors.mean()), target, background_threshold) if colors.count else target
 
 
 def high_recall_masks(
@@ -281,6 +306,74 @@ def merge_slots(
     return target
 
 
+class SlotColors(NamedTuple):
+    """Means over the pixels of an image: the colors of slots, and how certain they are of their pixels."""
+
+    histogram: Tensor  # (B, K, COLOR_BINS^3): mean of the mask where the image has a color; its sum is the area
+    overlap: Tensor  # (B, K, K): mean of m_k m_j
+
+
+def slot_colors(masks: Tensor, image: Tensor) -> SlotColors:
+    """Return the color statistics of slots with masks (B, K, H, W) in an image (B, 3, H, W)."""
+    B, K, H, W = masks.shape
+    red, green, blue = (to_float(image).float() * COLOR_BINS).long().clamp(0, COLOR_BINS - 1).flatten(2).unbind(1)
+    color = ((red * COLOR_BINS + green) * COLOR_BINS + blue)[:, None].expand(B, K, H * W)
+    m = masks.float().flatten(2)
+    counts = torch.zeros(B, K, COLOR_BINS**3, dtype=torch.int32, device=m.device)
+    counts.scatter_add_(2, color, (m * MASK_LEVELS).round().int())
+    return SlotColors(counts.float() / (MASK_LEVELS * H * W), m @ m.mT / (H * W))
+
+
+def merge_background(
+    statistics: SlotColors, target: Tensor, background_threshold: float = BACKGROUND_THRESHOLD
+) -> Tensor:
+    """Return the slot that each slot is merged into, (B, K), with slots that have the background's colors merged too.
+
+    `target` (B, K) says which slots are merged already: see `merge_slots`. The background is the largest slot then.
+    """
+    merged = nn.functional.one_hot(target, target.shape[1]).float()  # (B, K, K): slots, and what they are merged into
+    histogram = merged.mT @ statistics.histogram
+    area = histogram.sum(2)
+    background = area.argmax(1, keepdim=True)
+    others = (area > 0).scatter(1, background, False)
+    distance = _color_distance(histogram, background)
+    confidence = (merged.mT @ statistics.overlap @ merged).diagonal(dim1=1, dim2=2) / area.clamp(min=1e-9)
+    scale = _mean_of_largest(distance, others & (area > MIN_DISTINCT_AREA))
+    limit = background_threshold * (1 - confidence).clamp(min=0).sqrt() * scale.square()
+    joins = others & (distance < limit)
+    return torch.where(joins.gather(1, target), background, target)
+
+
+def _color_distance(histogram: Tensor, reference: Tensor) -> Tensor:
+    """Return the squared Hellinger distance (B, K), from 0 to 1, of histograms (B, K, N) to that at `reference`."""
+    roots = (histogram / histogram.sum(2, keepdim=True).clamp(min=1e-9)).sqrt()
+    chosen = roots.gather(1, reference[:, :, None].expand(-1, -1, roots.shape[2]))
+    return 1 - (roots * chosen).sum(2)
+
+
+def _mean_of_largest(values: Tensor, counted: Tensor) -> Tensor:
+    """Return the mean (B, 1) of the NUM_DISTINCT largest of values (B, K) of at least 0 that are counted, or of all."""
+    largest = values.where(counted, 0).topk(min(NUM_DISTINCT, values.shape[1]), 1).values
+    return largest.sum(1, keepdim=True) / counted.sum(1, keepdim=True).clamp(1, NUM_DISTINCT)
+
+
+class RunningMean:
+    """The mean of tuples of tensors that are added one at a time."""
+
+    def __init__(self) -> None:
+        self.total: tuple[Tensor, ...] = ()
+        self.count = 0
+
+    def add(self, values: Sequence[Tensor]) -> None:
+        self.total = tuple(a + b for a, b in zip(self.total, values, strict=True)) if self.count else tuple(values)
+        self.count += 1
+
+    def mean(self) -> tuple[Tensor, ...]:
+        if not self.count:
+            raise ValueError("frames are empty; expected at least one")
+        return tuple(x / self.count for x in self.total)
+
+
 def merge_masks(masks: Tensor, target: Tensor) -> Tensor:
     """Return masks (B, K, H, W) with that of every slot added to the slot that it is merged into, `target` (B, K)."""
     return torch.zeros_like(masks).scatter_add_(1, target[:, :, None, None].expand_as(masks), masks)
@@ -289,6 +382,11 @@ def merge_masks(masks: Tensor, target: Tensor) -> Tensor:
 def can_refine(output: ModelOutput) -> bool:
     """Return whether the output has what `refine_masks` needs."""
     return isinstance(output, FeatureOutput) or output.slot_reconstructions is not None
+
+
+def can_compare_colors(output: ModelOutput) -> bool:
+    """Return whether slots may be merged by their colors: not those of features, whose masks are coarse."""
+    return isinstance(output, DiscoveryOutput)
 
 
 def _slot_reconstructions(output: DiscoveryOutput) -> Tensor:
