@@ -13,18 +13,24 @@ The first runs are those of preset `ours`, from random weights. The others begin
     textured-renders, plain-renders       the same, and three images of ten are renders
     moving                                fine-tuned on frames of built-in videos
 
+Runs of other names differ from these in mask consistency and foreground penalty.
+
 Folders of renders have images/ and masks/. Their last images are for evaluation and are not trained on; without them
 the runs on renders are left out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import tyro
 
+from cutslots.models.checkpoints import load
+from cutslots.models.discovery import Discovery
 from cutslots.training.config import TrainConfig
 from experiments.study import (
     NUM_RENDERS,
@@ -48,16 +54,26 @@ FINE_TUNED = (
     "--max-steps 6000 --eval-every 1000 --num-eval-images 128"
 )
 FULL_TEXTURES = "--data.texture-ramp-start 0 --data.texture-ramp-end 0"
-NO_CONSISTENCY, PENALTY = "--loss.mask-consistency 0", "--loss.foreground-penalty 3e-4"
-TEXTURED = f"{FINE_TUNED} --data textured {FULL_TEXTURES} --data.low-contrast 0.5 --num-images endless {PENALTY}"
-PLAIN = f"{FINE_TUNED} --data plain --num-images endless {NO_CONSISTENCY} {PENALTY}"
+TEXTURED = f"{FINE_TUNED} --data textured {FULL_TEXTURES} --data.low-contrast 0.5 --num-images endless"
+PLAIN = f"{FINE_TUNED} --data plain --num-images endless"
+MOVING = f"{FINE_TUNED} --data moving --num-images 15360 --num-eval-images 480 --eval-every 2000"
+NO_CONSISTENCY = "--loss.mask-consistency 0"
+
+
+def penalty(value: float) -> str:
+    return f"--loss.foreground-penalty {value}"
+
+
 RUNS = {
     "textured-scratch": "ours --num-images endless --max-steps 10000",
-    "textured": TEXTURED,
-    "textured-renders": TEXTURED,
-    "plain": PLAIN,
-    "plain-renders": PLAIN,
-    "moving": f"{FINE_TUNED} --data moving --num-images 15360 --num-eval-images 480 --loss.foreground-penalty 7e-4",
+    "textured": f"{TEXTURED} {penalty(7e-4)}",
+    "textured-renders": f"{TEXTURED} {penalty(7e-4)}",
+    "textured-strong-renders": f"{TEXTURED} {penalty(1.5e-3)}",
+    "plain": f"{PLAIN} {NO_CONSISTENCY} {penalty(3e-4)}",
+    "plain-renders": f"{PLAIN} {penalty(7e-4)}",
+    "plain-penalty-renders": f"{PLAIN} {NO_CONSISTENCY} {penalty(3e-4)}",
+    "moving": f"{MOVING} {penalty(7e-4)}",
+    "moving-penalty": f"{MOVING} {NO_CONSISTENCY} {penalty(7e-4)}",
 }
 MIX_FRACTION = 0.3  # of the images are renders
 TEST_FAMILIES = {"textured": ("textured", "ood", "camo"), "plain": ("plain",), "moving": ("moving",)}
@@ -69,13 +85,16 @@ METRICS = {
     "refined_miou": "mIoU, refined",
     "partition_ari_fg": "ARI-FG, partition",
 }
-NAMES = {
-    "textured-scratch": "`textured` scenes, preset `ours` from random weights",
-    "textured": "`textured` scenes, half of low contrast",
-    "textured-renders": "the same, 30 % renders",
-    "plain": "`plain` scenes",
-    "plain-renders": "the same, 30 % renders",
-    "moving": "frames of `moving` videos",
+NAMES = {  # and their mask consistency and foreground penalty
+    "textured-scratch": ("`textured` scenes, preset `ours`, from random weights", "0.001", "0"),
+    "textured": ("`textured` scenes, half of low contrast", "0.001", "7e-4"),
+    "textured-renders": ("the same, 30 % renders", "0.001", "7e-4"),
+    "textured-strong-renders": ("the same, 30 % renders", "0.001", "0.0015"),
+    "plain": ("`plain` scenes", "0", "3e-4"),
+    "plain-renders": ("the same, 30 % renders", "0.001", "7e-4"),
+    "plain-penalty-renders": ("the same, 30 % renders", "0", "3e-4"),
+    "moving": ("frames of `moving` videos (`moving-128`)", "0.001", "7e-4"),
+    "moving-penalty": ("frames of `moving` videos", "0", "7e-4"),
 }
 
 
@@ -124,17 +143,29 @@ def test_data(name: str, options: Options) -> dict[str, str]:
 def table(results: dict[str, Any]) -> str:
     groups = (
         Group(
-            (label,),
+            labels,
             tuple(f"{kind}-{seed}" for seed in SEEDS),
-            (*TEST_FAMILIES[kind.partition("-")[0]], *(() if kind == "moving" else ("varied", "renders"))),
+            (*TEST_FAMILIES[kind.partition("-")[0]], *(() if kind.startswith("moving") else ("varied", "renders"))),
         )
-        for kind, label in NAMES.items()
+        for kind, labels in NAMES.items()
     )
-    return make_table(("trained on",), groups, METRICS, results)
+    return make_table(("trained on", "consistency", "penalty"), groups, METRICS, results)
 
 
 RUN_NAMES = tuple(f"{kind}-{seed}" for seed in SEEDS for kind in RUNS)
 STUDY = Study("weights", RUN_NAMES, run_config, test_data, METRICS, table)
+
+
+def average(checkpoints: Sequence[str]) -> Discovery:
+    """Return a model whose weights are the means of those of checkpoints of one model.
+
+    `textured-128` is such a mean. Runs that begin with the same weights stay close enough for it.
+    """
+    models = [load(each) for each in checkpoints]
+    states = [model.state_dict() for model in models]
+    means = {name: torch.stack([state[name] for state in states]).double().mean(0) for name in states[0]}
+    models[0].load_state_dict(means)
+    return models[0]
 
 
 def possible_runs(options: Options) -> tuple[str, ...]:

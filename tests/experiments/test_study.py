@@ -6,15 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from cutslots.evaluation import evaluate
-from cutslots.models.checkpoints import load
+from cutslots.models.checkpoints import load, save
+from cutslots.models.discovery import build
 from cutslots.scenes import Scenes
 from cutslots.scenes.export import generate
 from cutslots.training import loop
 from experiments import preset, study, weights
 from experiments.study import SEEDS, Options, collect, flags, is_complete, run_study
 from tests.experiments.test_table import differences
+from tests.models.configs import TINY
 from tests.small_runs import Module
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -93,7 +96,8 @@ def test_weights_on_renders(tmp_path, monkeypatch):
         tmp_path / "runs", tmp_path, None, tmp_path / "renders", "*-renders-0", 2, quick=True
     )
     names = weights.possible_runs(options)
-    assert {name for name in names if "renders" in name} == {f"plain-renders-{seed}" for seed in SEEDS}
+    assert {name for name in names if "textured-renders" in name} == set()
+    assert {f"plain-renders-{seed}" for seed in SEEDS} <= set(names)
     weights.prepare(options)
     run_study(replace(weights.STUDY, run_names=("plain-renders-0",)), options)
     folder = tmp_path / "runs/training-renders/plain"
@@ -114,3 +118,15 @@ def test_videos_are_fewer_than_images(tmp_path, monkeypatch):
     (tmp_path / "moving-0" / "done").write_text("{}")
     study.run_one(weights.STUDY, "moving-0", weights.WeightsOptions(tmp_path, num_images=500))
     assert counts == [study.NUM_VIDEOS]
+
+
+def test_average_of_checkpoints(tmp_path):
+    models = [build(TINY) for _ in range(3)]
+    for i, model in enumerate(models):
+        (tmp_path / str(i)).mkdir()
+        save(model, tmp_path / str(i))
+    found = weights.average([str(tmp_path / str(i)) for i in range(3)])
+    values = [dict(model.named_parameters()) for model in models]
+    for name, value in found.named_parameters():
+        expected = sum(each[name].double() for each in values) / 3
+        torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-7)

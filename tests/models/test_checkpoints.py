@@ -144,7 +144,7 @@ def test_missing_checkpoint(tmp_path):
 @pytest.mark.parametrize("checkpoint", ["", ".", "..", "./tiny", "tiny"])
 def test_only_names_of_checkpoints_are_looked_up_in_the_package(checkpoint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    refused(checkpoint, "checkpoint: there is no", "expected a run folder, a .safetensors file or a name (plain-128,")
+    refused(checkpoint, "checkpoint: there is no", "expected a run folder, a .safetensors file or a name (moving-128,")
     with pytest.raises(ValueError, match="there is no") as caught:
         load(checkpoint)
     assert "weights" not in str(caught.value)
