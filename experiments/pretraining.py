@@ -38,7 +38,7 @@ from cutslots.training.config import PretrainConfig, RunConfig, TrainConfig
 from cutslots.training.options import parse_pretrain
 from experiments.jobs import run_processes, start_process
 from experiments.study import SEEDS, facts, facts_of_device, make_quick, print_end, spread, write_table
-from experiments.table import BASE, parse
+from experiments.table import NO_CONSISTENCY, parse
 
 OBJECTIVES = {"simclr": "--objective simclr", "simmim": "--objective simmim --objective.mask-size 8"}
 SLOTS = {"cut": "", "slot-attention": "--slots slot-attention --lr 4e-4 --warmup-steps 2000"}
@@ -50,7 +50,7 @@ TEST_DATA = ("textured", "ood", "camo")
 COMMON = "--image-size 64 64 --num-images 24000 --eval-every 2500 --num-eval-images 128 --compile off"
 ENCODER = f"resnet --data textured:{NUM_OBJECTS} {COMMON}"
 DISCOVERY = (
-    f"{BASE} --data textured:{NUM_OBJECTS} --data.texture-ramp-start 2000 --data.texture-ramp-end 5000 "
+    f"ours --data textured:{NUM_OBJECTS} --data.texture-ramp-start 2000 --data.texture-ramp-end 5000 "
     f"--slots.num-slots 8 {COMMON}"
 )
 FEATURES = "--encoder pretrained --decoder mlp --decoder.hidden-dims 256 256 --loss feature-mse"
@@ -164,6 +164,8 @@ def discovery_config(method: str, seed: int, options: Options, steps: dict[str, 
     if has_encoder(method):
         words += f" {FEATURES} --encoder.checkpoint {options.runs / f'encoder-{METHODS[method].target}-{seed}'}"
         seconds *= 1 - options.pretraining_share
+    else:
+        words += f" {NO_CONSISTENCY}"  # preset `ours` got it after these runs; a loss of features has none
     config = replace(parse(words), seed=seed, max_steps=max(1, round(seconds / steps[kind_of(method)])))
     return make_quick(config) if options.quick else config
 

@@ -136,7 +136,7 @@ def run_one(study: Study, name: str, options: Options) -> None:
     fabric = make_fabric("auto", 1, 1, "32-true")
     for data, text in study.test_data(name, options).items():
         if scores(folder, data, study.metrics) is None:
-            count = min(options.num_images, NUM_VIDEOS) if text == "moving" else options.num_images
+            count = min(options.num_images, NUM_VIDEOS) if text.partition(":")[0] == "moving" else options.num_images
             evaluate(str(folder), (text,), folder / "evaluation" / data, "test", count, fabric)
 
 

@@ -92,7 +92,8 @@ TEMPERATURE = {
     ),
 }
 # Preset `ours` as it was when these runs began, without mask consistency.
-BASE = "ours --loss.mask-consistency 0 --loss.mask-consistency-start 0"
+NO_CONSISTENCY = "--loss.mask-consistency 0 --loss.mask-consistency-start 0"
+BASE = f"ours {NO_CONSISTENCY}"
 METHODS = {  # what a run of the comparison changes in preset `ours`; "paper" is another preset
     "paper": "",
     "free": "--slots.partition.background-anchor None",

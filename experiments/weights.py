@@ -162,6 +162,9 @@ def average(checkpoints: Sequence[str]) -> Discovery:
     `textured-128` is such a mean. Runs that begin with the same weights stay close enough for it.
     """
     models = [load(each) for each in checkpoints]
+    for name, model in zip(checkpoints, models, strict=True):
+        if model.config != models[0].config:
+            raise ValueError(f"{name} has another model than {checkpoints[0]}; expected the same configuration")
     states = [model.state_dict() for model in models]
     means = {name: torch.stack([state[name] for state in states]).double().mean(0) for name in states[0]}
     models[0].load_state_dict(means)

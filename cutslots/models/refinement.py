@@ -259,8 +259,7 @@ def slot_overlap(output: ModelOutput) -> SlotOverlap:
         area = output.masks.float().mean((2, 3))
         none = area.new_zeros(*area.shape, area.shape[1])
         return SlotOverlap(none, none, area, area.new_zeros(len(area)))
-    # Distances are small differences of large sums.
-    dtype = torch.float32 if output.masks.device.type == "mps" else torch.float64
+    dtype = _wide_dtype(output.masks)
     tensors = (output.masks, _slot_reconstructions(output), output.reconstruction)
     masks, slot_reconstructions, reconstruction = (x.to(dtype) for x in tensors)
     m, r = masks.flatten(2), slot_reconstructions.flatten(3).transpose(1, 2)  # (B, K, n), (B, 3, K, n)
@@ -270,6 +269,11 @@ def slot_overlap(output: ModelOutput) -> SlotOverlap:
     distance = squares @ m.mT + m @ squares.mT - 2 * (weighted @ weighted.mT).mean(1)  # |a - b|^2 = a^2 + b^2 - 2ab
     variance = reconstruction.flatten(2).var(-1, correction=0).mean(1)
     return SlotOverlap(m @ m.mT / n, distance.clamp(min=0) / n, m.mean(-1), variance)
+
+
+def _wide_dtype(x: Tensor) -> torch.dtype:
+    """Return float64, which autocast leaves alone: distances are small differences of large sums. MPS has none."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
 
 
 def merge_slots(
@@ -318,10 +322,11 @@ def slot_colors(masks: Tensor, image: Tensor) -> SlotColors:
     B, K, H, W = masks.shape
     red, green, blue = (to_float(image).float() * COLOR_BINS).long().clamp(0, COLOR_BINS - 1).flatten(2).unbind(1)
     color = ((red * COLOR_BINS + green) * COLOR_BINS + blue)[:, None].expand(B, K, H * W)
-    m = masks.float().flatten(2)
-    counts = torch.zeros(B, K, COLOR_BINS**3, dtype=torch.int32, device=m.device)
-    counts.scatter_add_(2, color, (m * MASK_LEVELS).round().int())
-    return SlotColors(counts.float() / (MASK_LEVELS * H * W), m @ m.mT / (H * W))
+    m = masks.to(_wide_dtype(masks)).flatten(2)
+    integer = torch.int32 if masks.device.type == "mps" else torch.int64
+    counts = torch.zeros(B, K, COLOR_BINS**3, dtype=integer, device=m.device)
+    counts.scatter_add_(2, color, (m * MASK_LEVELS).round().to(integer))
+    return SlotColors(counts.to(m.dtype) / (MASK_LEVELS * H * W), m @ m.mT / (H * W))
 
 
 def merge_background(
@@ -331,7 +336,7 @@ def merge_background(
 
     `target` (B, K) says which slots are merged already: see `merge_slots`. The background is the largest slot then.
     """
-    merged = nn.functional.one_hot(target, target.shape[1]).float()  # (B, K, K): slots, and what they are merged into
+    merged = nn.functional.one_hot(target, target.shape[1]).to(statistics.overlap)  # (B, K, K): from slots to slots
     histogram = merged.mT @ statistics.histogram
     area = histogram.sum(2)
     background = area.argmax(1, keepdim=True)
@@ -348,7 +353,7 @@ def _color_distance(histogram: Tensor, reference: Tensor) -> Tensor:
     """Return the squared Hellinger distance (B, K), from 0 to 1, of histograms (B, K, N) to that at `reference`."""
     roots = (histogram / histogram.sum(2, keepdim=True).clamp(min=1e-9)).sqrt()
     chosen = roots.gather(1, reference[:, :, None].expand(-1, -1, roots.shape[2]))
-    return 1 - (roots * chosen).sum(2)
+    return (1 - (roots * chosen).sum(2)).clamp(min=0)
 
 
 def _mean_of_largest(values: Tensor, counted: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ Positive = Range(1e-12, 65_536)
 Minutes = Range(0, 10**6)
 Count = Annotated[int, Range(1, 10**9)]
 PATHS = ("out", "cache_dir")
+MIX_FRACTION = 0.25  # unless it is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +106,13 @@ class RunConfig:
 
     @property
     def mix_data(self) -> str | None:
-        """A second dataset, of which some images of every batch are."""
+        """A second dataset. Some images of every batch come from it."""
         return None
 
     @property
     def mix_fraction(self) -> float:
-        """Mean fraction of a batch that is of the second dataset."""
-        return 0.0
+        """Mean fraction of a batch that comes from the second dataset."""
+        return MIX_FRACTION
 
     @property
     def distortion(self) -> Distortion:
@@ -164,9 +165,9 @@ class TrainConfig(RunConfig):
     max_frame_gap: Annotated[int, Range(1, 10_000)] = 1
     """Largest distance between successive frames of a clip, for models of clips; 1 for consecutive frames."""
     mix_data: str | None = None
-    """A second dataset, as for --data, for models of images: some images of every batch are of its training split."""
-    mix_fraction: Annotated[float, Range(0, 1)] = 0.25
-    """Mean fraction of a batch that is of `mix_data`."""
+    """A second dataset, as for --data, for models of images. Some images of every batch are from its training split."""
+    mix_fraction: Annotated[float, Range(0, 1)] = MIX_FRACTION
+    """Mean fraction of a batch that comes from `mix_data`."""
     horizontal_flips: bool = False
     """Augmentation: flip images at random, left to right."""
     min_crop_area: Annotated[float, Range(0.01, 1)] = 1.0

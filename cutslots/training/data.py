@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 
 from lightning_fabric import Fabric
 
-from cutslots.data.builtin import TexturedSceneConfig
+from cutslots.data.builtin import SceneConfig, TexturedSceneConfig
 from cutslots.data.memory import load_to_memory
 from cutslots.data.open import open_dataset
 from cutslots.data.text import data_text, parse_data
@@ -14,9 +14,9 @@ from cutslots.data.video import Clips, VideoFrames
 from cutslots.dataset import Dataset, VideoDataset
 from cutslots.scenes import Scenes
 from cutslots.scenes.dataset import Textures
-from cutslots.training.config import RunConfig
+from cutslots.training.config import MIX_FRACTION, RunConfig
 
-MAX_RAMP_SCENES, MAX_LOW_CONTRAST_SCENES = 12_000, 16_000
+MAX_RAMP_SCENES, MAX_LOW_CONTRAST_SCENES, MAX_MIXED_SCENES = 12_000, 16_000, 16_000
 
 
 class Curriculum(NamedTuple):
@@ -68,11 +68,15 @@ def training_samples(data: Dataset, config: RunConfig) -> Dataset:
 def open_mixed_data(config: RunConfig) -> Dataset | None:
     """Open the second dataset of a run, if it has one."""
     if config.mix_data is None:
+        if config.mix_fraction != MIX_FRACTION:
+            raise ValueError(f"mix_fraction is {config.mix_fraction}, but mix_data is not given; expected both")
         return None
     if config.frames > 1:
         raise ValueError(f"mix_data is {config.mix_data!r}; a model of {config.frames} frames expects none")
     try:
-        return open_dataset(parse_data(config.mix_data), "train", config.image_size, None, masks=False)
+        dataset = parse_data(config.mix_data)
+        count = MAX_MIXED_SCENES if isinstance(dataset, SceneConfig) else None
+        return open_dataset(dataset, "train", config.image_size, count, masks=False)
     except ValueError as error:
         raise ValueError(f"mix_data: {error}") from None
 

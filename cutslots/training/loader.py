@@ -130,8 +130,11 @@ class TrainLoader:
     def _replaced(self, image: Tensor, data: Dataset, fraction: float, random: np.random.Generator) -> Tensor:
         """Return the images with a fraction of them, on average, replaced by others at random."""
         indices = self._share(random.integers(0, len(data), self.config.batch_size))
-        replaced = self._share(random.random(self.config.batch_size)) < fraction
-        return select_images(replaced, data.get_batch(indices, self.fabric.device).image, image)
+        replaced = np.flatnonzero(self._share(random.random(self.config.batch_size)) < fraction)
+        if not len(replaced):
+            return image
+        others = data.get_batch(indices[replaced], self.fabric.device).image
+        return image.index_copy(0, torch.from_numpy(replaced).to(image.device), others)
 
     def _random(self, step: int, stream: int) -> np.random.Generator:
         return np.random.default_rng([self.config.seed, step, stream])

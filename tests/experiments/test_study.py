@@ -96,7 +96,7 @@ def test_weights_on_renders(tmp_path, monkeypatch):
         tmp_path / "runs", tmp_path, None, tmp_path / "renders", "*-renders-0", 2, quick=True
     )
     names = weights.possible_runs(options)
-    assert {name for name in names if "textured-renders" in name} == set()
+    assert all(name.startswith("plain") for name in names if "renders" in name)
     assert {f"plain-renders-{seed}" for seed in SEEDS} <= set(names)
     weights.prepare(options)
     run_study(replace(weights.STUDY, run_names=("plain-renders-0",)), options)
@@ -130,3 +130,5 @@ def test_average_of_checkpoints(tmp_path):
     for name, value in found.named_parameters():
         expected = sum(each[name].double() for each in values) / 3
         torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-7)
+    with pytest.raises(ValueError, match=r"^plain-128 has another model than .*0; expected the same configuration$"):
+        weights.average([str(tmp_path / "0"), "plain-128"])

@@ -335,9 +335,10 @@ def test_missing_images(checkpoint, tmp_path):
 
 
 def test_command_line_prints_one_sentence(checkpoint, tmp_path):
-    command = Command(["predict", checkpoint, "nowhere.png", "-o", str(tmp_path / "out")], tmp_path / "log")
-    assert command.end() == 1
-    assert command.said() == "cutslots: images: there is no nowhere.png; expected an image or a folder of images\n"
+    words, errors = ["predict", checkpoint, "nowhere.png", "-o", str(tmp_path / "out")], tmp_path / "errors"
+    command = Command(words, tmp_path / "log", errors=errors)
+    assert command.end() == 1 and command.said() == ""
+    assert errors.read_text() == "cutslots: images: there is no nowhere.png; expected an image or a folder of images\n"
 
 
 def test_images_that_would_share_a_folder(checkpoint, tmp_path):

@@ -497,6 +497,7 @@ def test_too_many_pixels_are_refused(monkeypatch):
 
 def test_the_command_ends_with_one_sentence(files):
     words = ["segment", str(files / "photo.png"), "--scribbles", str(files / "missing.png"), "-o", str(files / "out")]
-    command = Command(words, files / "log")
-    assert command.end() == 1 and command.said() == f"cutslots: there is no {files / 'missing.png'}\n"
+    command = Command(words, files / "log", errors=files / "errors")
+    assert command.end() == 1 and command.said() == ""
+    assert (files / "errors").read_text() == f"cutslots: there is no {files / 'missing.png'}\n"
     assert cutslots.segment is segment

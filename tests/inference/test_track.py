@@ -114,9 +114,10 @@ def test_without_pyav(tmp_path, clip, monkeypatch):
 def test_command_prints_one_sentence(tmp_path, clip):
     (tmp_path / "bad.mp4").write_bytes(b"\0junk")
     video, out = str(tmp_path / "bad.mp4"), str(tmp_path / "out")
-    command = Command(["track", "tiny-64", video, "-o", out], tmp_path / "log")
-    assert command.end() == 1 and command.said().startswith(f"cutslots: video: {video} cannot be read as a video")
-    assert len(command.said().strip().splitlines()) == 1
+    command = Command(["track", "tiny-64", video, "-o", out], tmp_path / "log", errors=tmp_path / "errors")
+    assert command.end() == 1 and command.said() == ""
+    (line,) = (tmp_path / "errors").read_text().strip().splitlines()
+    assert line.startswith(f"cutslots: video: {video} cannot be read as a video")
 
 
 def test_padding_or_stretching(tmp_path, clip):

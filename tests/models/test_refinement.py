@@ -17,7 +17,6 @@ from cutslots.models.mask_kinds import MASK_KINDS
 from cutslots.models.refinement import (
     MERGE_THRESHOLD,
     MIN_OVERLAP,
-    RunningMean,
     SlotColors,
     SlotOverlap,
     cut_masks,
@@ -140,22 +139,20 @@ def test_slots_as_different_as_the_threshold_are_not_merged():
         assert merge_slots(statistics).tolist() == [expected], "the default threshold is the variance"
 
 
-def merge_frames(overlaps, *options, **named):
-    """Merge the slots of videos by the overlap of slots in every frame, as `merge_tracks` does."""
-    running = RunningMean()
-    for overlap in overlaps:
-        running.add(overlap)
-    return merge_slots(SlotOverlap(*running.mean()), *options, **named)
-
-
-def test_overlaps_of_frames_are_averaged():
+def test_overlaps_of_frames_are_averaged(monkeypatch):
     """Identical frames are merged like one. A frame in which two slots do not overlap counts by its variance alone."""
+    monkeypatch.setattr(refinement, "slot_overlap", lambda statistics: statistics)
+
+    def merge_frames(overlaps, threshold, min_overlap=1 / 800):
+        return merge_tracks([(each, None) for each in overlaps], 0.2, threshold, min_overlap)
+
     same = statistics_of({(0, 1): 0.1}, {(0, 1): 0.01}, (0.6, 0.4), variance=0.5)  # different by 0.2 variances
     for threshold, expected in ((0.19, [0, 1]), (0.21, [0, 0])):
         assert merge_frames([same] * 3, threshold).tolist() == merge_slots(same, threshold).tolist() == [expected]
     apart = statistics_of({}, {}, (0.5, 0.5), variance=0.0)
     for threshold, expected in ((0.39, [0, 1]), (0.41, [0, 0])):
         assert merge_frames([same, apart], threshold).tolist() == [expected]
+        assert merge_frames([apart, same], threshold).tolist() == [expected]
     assert merge_frames([same, apart], 1e9, min_overlap=0.06).tolist() == [[0, 1]], "0.05 on average"
     with pytest.raises(ValueError, match=r"^frames are empty; expected at least one$"):
         merge_tracks([])
@@ -615,3 +612,23 @@ def test_cuts_of_empty_slots_change_nothing():
     assert torch.equal(refinement._cut_all(cut, w, masks), expected)
     assert torch.equal(cut_masks(masks, image, 6.0, 0.09), expected)
     assert (expected[0, [1, 4, 5]] == 0).all() and torch.equal(expected[2, 4], torch.ones(12, 10))
+
+
+def test_autocast_does_not_change_which_slots_are_merged():
+    """Products in bfloat16 would: all statistics are those without autocast, to the last bit."""
+    case, image = random_case(3, B=2, K=6)
+    posterior = posterior_masks(case, image)
+    expected = slot_colors(posterior, image)
+    target = torch.tensor([[0, 1, 2, 0, 4, 4], [0, 1, 1, 3, 4, 5]])
+    with torch.autocast("cpu", torch.bfloat16):
+        found = slot_colors(posterior, image)
+        merged = merge_background(found, target, 3.0)
+    assert all(a.dtype == torch.float64 and torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert torch.equal(merged, merge_background(expected, target, 3.0)) and not torch.equal(merged, target)
+
+
+def test_histograms_of_large_images_do_not_overflow():
+    """256 levels of nine megapixels are more than 2^31."""
+    masks = torch.ones(1, 1, 1, 1).expand(1, 1, 3000, 3000)
+    statistics = slot_colors(masks, torch.zeros(1, 3, 1, 1).expand(1, 3, 3000, 3000))
+    assert statistics.histogram.sum().item() == statistics.histogram[0, 0, 0].item() == 1.0

@@ -76,7 +76,7 @@ def test_an_image_that_cannot_be_read(tmp_path, monkeypatch):
 
 
 def test_images_of_a_folder_are_mixed_in_and_resumed(tmp_path):
-    """A batch that is all of the second dataset is trained on as if it were the first; others change the weights."""
+    """With a fraction of 0 the second dataset changes nothing; resuming gives the same images again."""
     write_scenes(tmp_path / "data" / "train", 9)
     options = {"data": "textured:1-2", "num_images": 6, "max_steps": 6, "eval_every": 99, "num_eval_images": 2}
     mixed = {"mix_data": str(tmp_path / "data"), "mix_fraction": 0.5}
@@ -89,12 +89,17 @@ def test_images_of_a_folder_are_mixed_in_and_resumed(tmp_path):
     assert none == weights(tmp_path / "none")
 
 
+def test_not_all_built_in_scenes_are_mixed_in():
+    assert len(training_data.open_mixed_data(small(None, mix_data="textured"))) == training_data.MAX_MIXED_SCENES
+
+
 @pytest.mark.parametrize(
     "changes, said",
     [
         ({"mix_data": "no/such/folder"}, "no/such/folder"),
         ({"mix_data": "plain:0-99"}, "mix_data: "),
         ({"mix_data": "plain", "mix_fraction": 1.5}, "mix_fraction is 1.5; expected"),
+        ({"mix_fraction": 0.5}, "mix_fraction is 0.5, but mix_data is not given; expected both"),
         ({"mix_data": "plain", "model": "pair-discovery", "data": "moving"}, "a model of 2 frames expects none"),
     ],
 )

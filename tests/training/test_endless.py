@@ -9,6 +9,7 @@ import torch
 
 from cutslots.scenes import Scenes
 from cutslots.scenes.dataset import MAX_BLEND
+from cutslots.scenes.export import generate
 from cutslots.scenes.render import render
 from cutslots.scenes.sample import sample_scenes
 from cutslots.training import endless
@@ -100,9 +101,12 @@ def test_another_dataset_is_mixed_in():
 
 
 def test_a_run_on_endless_scenes_resumes(tmp_path):
-    expected = weights(train(small(tmp_path / "whole", num_images="endless", max_steps=6)))
-    train(small(tmp_path / "parts", num_images="endless", max_steps=3))
-    folder = train(small(tmp_path / "parts", num_images="endless", max_steps=6))
+    """With images of another dataset mixed in."""
+    generate(Scenes("plain", "train", 16, count=3), tmp_path / "other" / "train", quiet=True)
+    options = {"num_images": "endless", "mix_data": str(tmp_path / "other"), "mix_fraction": 0.5}
+    expected = weights(train(small(tmp_path / "whole", max_steps=6, **options)))
+    train(small(tmp_path / "parts", max_steps=3, **options))
+    folder = train(small(tmp_path / "parts", max_steps=6, **options))
     assert weights(folder) == expected and any("loss" in line for line in lines(folder))
 
 
