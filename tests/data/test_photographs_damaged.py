@@ -340,7 +340,7 @@ def test_memory_does_not_grow_with_segmentations(tmp_path):
     path = tmp_path / "instances.json"
     with path.open("w") as file:
         file.write('{"images": [{"id": 1, "file_name": "a.jpg", "height": 9, "width": 9}], "annotations": [')
-        # Long numbers: tracemalloc takes a microsecond or more for each.
+        # Of long numbers: tracemalloc takes as long for each of them, and 16 MB of short ones are many more.
         annotation = json.dumps({"image_id": 1, "segmentation": [[0.1234567890123456] * 750]})
         file.write(", ".join([annotation] * 1070))
         file.write("]}")

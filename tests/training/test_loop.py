@@ -440,8 +440,8 @@ def test_the_loader_starts_at_the_step_with_the_curriculum(tmp_path, monkeypatch
     monkeypatch.setattr(loop, "TrainLoader", loader)
     with contextlib.suppress(InterruptedError):
         train(small(tmp_path / "run", max_steps=4))
-    data, config, fabric, step, scenes = given
-    assert (len(data), config.max_steps, fabric.world_size, step, scenes) == (24, 4, 1, 2, "scenes")
+    data, config, fabric, step, scenes, mixed = given
+    assert (len(data), config.max_steps, fabric.world_size, step, scenes, mixed) == (24, 4, 1, 2, "scenes", None)
     assert curriculum == [config, fabric, 24, 2]
 
 
