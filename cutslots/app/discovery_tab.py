@@ -43,6 +43,7 @@ from cutslots.models.mask_kinds import MaskKind
 from cutslots.viz.images import to_uint8
 from cutslots.viz.palette import PALETTE
 
+FIRST_CHECKPOINT = "plain-128"  # of those of the package; it is for the scenes that the page begins with
 MAX_MODELS = 2  # in memory; the least recently used one is dropped first
 
 UPLOAD_SECONDS = 4.0  # for both passes over an uploaded video; visitors ask for more frames with a slider
@@ -52,8 +53,9 @@ UPLOAD_SECONDS = 4.0  # for both passes over an uploaded video; visitors ask for
 
 
 def checkpoint_choices(checkpoints: Sequence[str] = ()) -> list[str]:
-    """Return the given checkpoints and the shipped ones, without duplicates."""
-    return list(dict.fromkeys([*checkpoints, *checkpoint_names()]))
+    """Return the given checkpoints and the shipped ones, without duplicates. The page begins with the first."""
+    shipped = sorted(checkpoint_names(), key=lambda name: name != FIRST_CHECKPOINT)
+    return list(dict.fromkeys([*checkpoints, *shipped]))
 
 
 def load_cached(checkpoint: str, device: str = "cpu") -> Discovery:

@@ -43,6 +43,7 @@ def unzip(view):
 
 def test_choices_are_the_given_and_the_shipped_checkpoints():
     assert tab.checkpoint_choices(["runs/a", CHECKPOINT])[:2] == ["runs/a", CHECKPOINT]
+    assert tab.checkpoint_choices()[0] == "plain-128", "the scenes that the page begins with are plain"
     assert set(tab.checkpoint_choices()) == {path.name for path in SHIPPED.iterdir() if path.is_dir()}
     with pytest.raises(ValueError, match="there is no"):
         tab.load_cached("/nowhere/at/all")
