@@ -79,6 +79,7 @@ EVALUATIONS = (
     "cutslots evaluate plain-128 --data plain --num-images 500",
     "cutslots evaluate textured-128 --data textured ood camo --num-images 500",
     "cutslots evaluate tiny-64 --data plain:2-5 --num-images 128",
+    "cutslots evaluate moving-128 --data moving --num-images 64",
 )
 FAMILIES = ("plain", "textured", "ood", "camo")
 PERCENT_METRICS = {"ari_fg": "ARI-FG", "ari": "ARI", "miou": "mIoU", "miou_fg": "mIoU-FG", "miou_gt": "mIoU-GT"}
