@@ -18,6 +18,7 @@ from statistics import mean
 from typing import Any, NamedTuple, TypeVar
 
 from cutslots.files import read_lines, write_atomically
+from cutslots.models.refinement import DEFAULTS
 from cutslots.modules.partition import CutPartitionConfig
 from cutslots.modules.slots import CutSlotsConfig
 from cutslots.training.config import PretrainConfig, RunConfig, TrainConfig
@@ -233,11 +234,15 @@ def link_images(source: Path, images: Iterable[Path], folder: Path) -> Path:
 
 
 def scores(folder: Path, name: str, metrics: Iterable[str]) -> dict[str, Any] | None:
-    """Return the metrics of a run on test data, or None if it has not been evaluated. Paths are left out."""
+    """Return the metrics of a run on test data, or None if it has not been evaluated. Paths are left out.
+
+    An evaluation with other settings of refinement counts as none: seeds of one row are refined alike.
+    """
     file = folder / "evaluation" / name / "results.json"
-    if not file.is_file():
+    record = json.loads(file.read_text()) if file.is_file() else {}
+    if record.get("refinement") != DEFAULTS:
         return None
-    (found,) = json.loads(file.read_text())["results"].values()
+    (found,) = record["results"].values()
     return {key: found[key] for key in ("num_images", *metrics)}
 
 

@@ -67,6 +67,9 @@ def test_a_study_in_a_process(tmp_path, monkeypatch):
     assert record["plain-free-0"]["test"].keys() == {"plain", "varied"}
     assert "| plain | free terminals of the background | plain | 1 |" in (tmp_path / "preset.md").read_text()
     assert is_complete(preset.STUDY, "plain-free-0", options)
+    monkeypatch.setattr(study, "DEFAULTS", study.DEFAULTS | {"capacity": 7.0})
+    assert not is_complete(preset.STUDY, "plain-free-0", options), "its masks were refined by other settings"
+    monkeypatch.undo()
     generate(Scenes("plain", size=16, count=2), tmp_path / "renders", quiet=True)
     assert not is_complete(preset.STUDY, "plain-free-0", replace(options, plain_renders=tmp_path / "renders"))
 
