@@ -66,12 +66,11 @@ class Study:
     test_data: Callable[[str, Any], Mapping[str, str]]  # texts of --data by name
     metrics: Mapping[str, str]  # and their names in the table
     table: Callable[[dict[str, Any]], str]  # of the record
-    needs: Callable[[str], str | None] = lambda name: None  # the run that this one is initialised from
 
 
 def run_study(study: Study, options: Options) -> None:
     """Train and evaluate what is missing, then write the record and the table."""
-    options = replace(options, runs=options.runs.resolve())  # a run that is initialised from another names its folder
+    options = replace(options, runs=options.runs.resolve())
     if options.one is not None:
         run_one(study, options.one, options)
         return
@@ -87,9 +86,7 @@ def run_study(study: Study, options: Options) -> None:
 
 def run_all(study: Study, options: Options) -> bool:
     """Run what is missing, in processes if several run at a time or are to stop. Return whether all are done."""
-    matching = {name for name in study.run_names if fnmatch.fnmatch(name, options.match)}
-    matching |= {needed for name in matching if (needed := study.needs(name)) is not None}
-    names = [name for name in study.run_names if name in matching]
+    names = fnmatch.filter(study.run_names, options.match)
     if options.jobs == 1 and options.stop_after is None:
         for name in names:
             run_one(study, name, options)
@@ -99,12 +96,8 @@ def run_all(study: Study, options: Options) -> bool:
     def start(name: str) -> Process:
         return start_process([*command, name], options.runs / "logs" / f"{name}.txt", options.jobs)
 
-    def is_ready(name: str) -> bool:
-        needed = study.needs(name)
-        return needed is None or (options.runs / needed / "done").is_file()
-
     missing = [name for name in names if not is_complete(study, name, options)]
-    return run_processes(missing, start, is_ready, print_end, options.jobs, options.stop_after)
+    return run_processes(missing, start, lambda name: True, print_end, options.jobs, options.stop_after)
 
 
 def print_end(name: str, code: int, waiting: int) -> None:
@@ -130,8 +123,6 @@ def run_one(study: Study, name: str, options: Options) -> None:
     folder = options.runs / name
     if not (folder / "done").is_file():
         config = replace(study.config(name, options), out=folder, cache_dir=options.runs / "cache")
-        if (needed := study.needs(name)) is not None:
-            config = replace(config, init_from=str(options.runs / needed))
         train(replace(config, checkpoint_minutes=2.0))
         write_atomically(folder / "done", json.dumps(facts(folder)).encode())
     fabric = make_fabric("auto", 1, 1, "32-true")

@@ -46,7 +46,7 @@ from experiments.study import (
     run_study,
     with_renders,
 )
-from experiments.table import parse
+from experiments.table import NO_CONSISTENCY, parse
 
 INITIAL = "textured-128"
 FINE_TUNED = (
@@ -57,7 +57,6 @@ FULL_TEXTURES = "--data.texture-ramp-start 0 --data.texture-ramp-end 0"
 TEXTURED = f"{FINE_TUNED} --data textured {FULL_TEXTURES} --data.low-contrast 0.5 --num-images endless"
 PLAIN = f"{FINE_TUNED} --data plain --num-images endless"
 MOVING = f"{FINE_TUNED} --data moving --num-images 15360 --num-eval-images 480 --eval-every 2000"
-NO_CONSISTENCY = "--loss.mask-consistency 0"
 
 
 def penalty(value: float) -> str:
@@ -85,23 +84,23 @@ METRICS = {
     "refined_miou": "mIoU, refined",
     "partition_ari_fg": "ARI-FG, partition",
 }
-NAMES = {  # and their mask consistency and foreground penalty
-    "textured-scratch": ("`textured` scenes, preset `ours`, from random weights", "0.001", "0"),
-    "textured": ("`textured` scenes, half of low contrast", "0.001", "7e-4"),
-    "textured-renders": ("the same, 30 % renders", "0.001", "7e-4"),
-    "textured-strong-renders": ("the same, 30 % renders", "0.001", "0.0015"),
-    "plain": ("`plain` scenes", "0", "3e-4"),
-    "plain-renders": ("the same, 30 % renders", "0.001", "7e-4"),
-    "plain-penalty-renders": ("the same, 30 % renders", "0", "3e-4"),
-    "moving": ("frames of `moving` videos (`moving-128`)", "0.001", "7e-4"),
-    "moving-penalty": ("frames of `moving` videos", "0", "7e-4"),
+NAMES = {
+    "textured-scratch": "`textured` scenes, preset `ours`, from random weights",
+    "textured": "`textured` scenes, half of low contrast",
+    "textured-renders": "the same, 30 % renders",
+    "textured-strong-renders": "the same, 30 % renders",
+    "plain": "`plain` scenes",
+    "plain-renders": "the same, 30 % renders",
+    "plain-penalty-renders": "the same, 30 % renders",
+    "moving": "frames of `moving` videos (`moving-128`)",
+    "moving-penalty": "frames of `moving` videos",
 }
 
 
 @dataclass
 class WeightsOptions(Options):
     initial: str = INITIAL
-    """The checkpoint that the first runs begin with."""
+    """The checkpoint that fine-tuned runs begin with."""
 
 
 def run_config(name: str, options: WeightsOptions) -> TrainConfig:
@@ -140,14 +139,20 @@ def test_data(name: str, options: Options) -> dict[str, str]:
     return with_renders(found | {"varied": f"{family}:variation=v1"}, family, options)
 
 
+def labels(kind: str) -> tuple[str, ...]:
+    """Return what runs are trained on, their mask consistency and their foreground penalty."""
+    loss: Any = parse(RUNS[kind]).loss
+    return NAMES[kind], f"{loss.mask_consistency:g}", f"{loss.foreground_penalty:g}"
+
+
 def table(results: dict[str, Any]) -> str:
     groups = (
         Group(
-            labels,
+            labels(kind),
             tuple(f"{kind}-{seed}" for seed in SEEDS),
             (*TEST_FAMILIES[kind.partition("-")[0]], *(() if kind.startswith("moving") else ("varied", "renders"))),
         )
-        for kind, labels in NAMES.items()
+        for kind in NAMES
     )
     return make_table(("trained on", "consistency", "penalty"), groups, METRICS, results)
 

@@ -22,8 +22,7 @@ from cutslots.training.config import RunConfig
 from cutslots.training.data import Curriculum
 from cutslots.training.schedules import texture_range
 
-FLIP, TEXTURE_STRENGTH, LOW_CONTRAST = 1, 7, 8  # streams of random numbers
-MIXED = 16
+FLIP, TEXTURE_STRENGTH, LOW_CONTRAST, MIXED = 1, 7, 8, 16  # streams of random numbers
 DISTORTIONS = {"crop": 9, "brightness": 10, "contrast": 11, "saturation": 12, "hue": 13, "blur": 14, "noise": 15}
 
 
