@@ -29,6 +29,7 @@ try:
 except ImportError:
     sync_playwright = None
 
+TIMEOUT = 20_000  # milliseconds; the browser shares two cores with the other tests
 DISCOVERY, SEGMENTATION = "Object discovery", "Segmentation"  # names of the tabs
 
 # Runs the command in a process that logs every address it connects to, except this machine's.
@@ -63,6 +64,7 @@ def chromium(play):
 @pytest.fixture(scope="module")
 def browser(gradio):
     need(sync_playwright, "there is no Playwright: pip install playwright")
+    expect.set_options(timeout=TIMEOUT)
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium(play), args=["--no-sandbox"])
         yield browser
@@ -102,13 +104,13 @@ def server(browser, tmp_path_factory):
 def page(browser, server):
     """The page with a scene in it. It makes no request to another host, and no script fails."""
     context = browser.new_context(viewport={"width": 1200, "height": 900}, accept_downloads=True)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(TIMEOUT)
     page, requests, errors = context.new_page(), [], []
     page.on("request", lambda request: requests.append(request.url))
     page.on("websocket", lambda socket: requests.append(socket.url))
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(server)
-    expect(page.locator("#discovery .slot").first).to_be_visible(timeout=20_000)
+    expect(page.locator("#discovery .slot").first).to_be_visible()
     yield page
     context.close()
     assert not [url for url in requests if not url.startswith((f"{server}/", "data:", "blob:"))]
