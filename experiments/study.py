@@ -12,7 +12,7 @@ import fnmatch
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple, TypeVar
@@ -66,6 +66,7 @@ class Study:
     test_data: Callable[[str, Any], Mapping[str, str]]  # texts of --data by name
     metrics: Mapping[str, str]  # and their names in the table
     table: Callable[[dict[str, Any]], str]  # of the record
+    associations: Mapping[str, str] = field(default_factory=dict)  # of videos over time, by the name of test data
 
 
 def run_study(study: Study, options: Options) -> None:
@@ -129,7 +130,8 @@ def run_one(study: Study, name: str, options: Options) -> None:
     for data, text in study.test_data(name, options).items():
         if scores(folder, data, study.metrics) is None:
             count = min(options.num_images, NUM_VIDEOS) if text.partition(":")[0] == "moving" else options.num_images
-            evaluate(str(folder), (text,), folder / "evaluation" / data, "test", count, fabric)
+            out, association = folder / "evaluation" / data, study.associations.get(data)
+            evaluate(str(folder), (text,), out, "test", count, fabric, association)
 
 
 def is_complete(study: Study, name: str, options: Options) -> bool:
@@ -266,10 +268,14 @@ class Group(NamedTuple):
 
 
 def make_table(
-    heads: Iterable[str], groups: Iterable[Group], metrics: Mapping[str, str], results: Mapping[str, Any]
+    heads: Iterable[str],
+    groups: Iterable[Group],
+    metrics: Mapping[str, str],
+    results: Mapping[str, Any],
+    evaluated: str = "evaluated on",
 ) -> str:
     """Return the rows of all groups: means over seeds, and the smallest and the largest value."""
-    titles = [*heads, "evaluated on", "seeds", "steps", *metrics.values()]
+    titles = [*heads, evaluated, "seeds", "steps", *metrics.values()]
     rows = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     for labels, names, all_data in groups:
         for data in all_data:

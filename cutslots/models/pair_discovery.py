@@ -23,11 +23,12 @@ from cutslots.modules.decoders import Decoder, DecoderConfig, DecoderOutput
 from cutslots.modules.encoders import EncoderConfig
 from cutslots.modules.feature_decoders import FeatureDecoderOutput
 from cutslots.modules.slots import SlotModule, SlotsConfig
-from cutslots.programs.matching import MatchedSlots, match_slots
+from cutslots.programs.matching import MatchedSlots, harmonic_means, match_slots
 from cutslots.programs.qp import check_positive
 from cutslots.registry import Range
 
 Pairing = Literal["joint", "shared", "separate"]
+HALF_AREA = 0.03  # the share of pixels with which a pair counts half as much as a large one
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class PairDiscoveryConfig(ModelConfig):
     """Temperature of the softmax over its solution."""
     match_dim: Annotated[int, Range(0, 65_536)] = 0
     """Dimension of a learned projection by which slots are matched; 0 matches the slots themselves (the paper)."""
+    match_areas: bool = False
+    """Weigh pairs by the areas of their masks, so that empty slots, which are all alike, hardly count."""
     pairing: Pairing = "joint"
     """How a pair of slots reconstructs two frames: one slot for both (joint, the paper), the mean of the pair with a
     small code for each frame (shared), or each frame's own slot changed by the other (separate)."""
@@ -56,7 +59,7 @@ class PairDiscovery(Discovery):
 
     Slot i of the first frame and its partner r_i of the second reconstruct both frames; `pairing` says how. Slots are
     matched by their cosine similarity, or that of a learned projection, in float32. `match` and `transform` are the
-    two steps alone, for tracking.
+    two steps alone, for tracking. Positions of slots are not matched by, and the pairing does not change them.
 
     >>> from cutslots.models.discovery import build
     >>> model = build(PairDiscoveryConfig(image_size=(32, 32)))
@@ -76,17 +79,17 @@ class PairDiscovery(Discovery):
         match_gamma: float = 0.1,
         match_temperature: float = 0.5,
         match_dim: int = 0,
+        match_areas: bool = False,
         pairing: Pairing = "joint",
         motion_dim: int = 128,
         code_dim: int = 8,
     ) -> None:
         super().__init__(encoder, slots, decoder)
-        if slots.position_dim:
-            raise ValueError("relative_positions is set; expected slots without positions, which matching would mix")
         self.match_gamma = check_positive("match_gamma", match_gamma)
         self.match_temperature = check_positive("match_temperature", match_temperature)
-        self.match_projection = nn.Linear(slots.slot_dim, match_dim, bias=False) if match_dim else nn.Identity()
-        self.pairing = _build_pairing(pairing, slots.slot_dim, motion_dim, code_dim)
+        self.match_areas = match_areas
+        self.match_projection = nn.Linear(slots.content_dim, match_dim, bias=False) if match_dim else nn.Identity()
+        self.pairing = _build_pairing(pairing, slots.content_dim, motion_dim, code_dim)
 
     def forward(self, image: Tensor) -> ModelOutput:
         frames = flatten_frames(image, 2)
@@ -95,35 +98,56 @@ class PairDiscovery(Discovery):
     def forward_features(self, features: Tensor) -> ModelOutput:
         frames = features.flatten(0, 1)
         slots, masks = (x.unflatten(0, features.shape[:2]) for x in self.slots(frames))
-        partner, weights = self.match(slots[:, 0], slots[:, 1])
+        partner, weights = self.match(slots[:, 0], slots[:, 1], areas(masks[:, 0]), areas(masks[:, 1]))
         transformed = self.transform(slots[:, 0], partner)
         # The masks of the second frame in the order of the first, as far as the matching is one to one.
         partner_masks = (weights @ masks[:, 1].flatten(2)).view_as(masks[:, 1])
         decoded = unflatten_frames(self.decode(transformed.flatten(0, 1), *self.target(frames)), features)
         return make_output(transformed, torch.stack([masks[:, 0], partner_masks], 1), decoded)
 
-    def match(self, s: Tensor, t: Tensor) -> MatchedSlots:
-        """Return for slots s of one frame their partners among t of the other, and the weights (B, K, K)."""
+    def match(self, s: Tensor, t: Tensor, s_area: Tensor | None = None, t_area: Tensor | None = None) -> MatchedSlots:
+        """Return for slots s of one frame their partners among t of the other, and the weights (B, K, K).
+
+        `s_area` and `t_area` (B, K) are the areas of their masks, for a model with `match_areas`.
+        """
         with torch.autocast(s.device.type, enabled=False):
             s, t = upcast_half(s), upcast_half(t)
             unit_s, unit_t = (nn.functional.normalize(self._project(x), dim=-1) for x in (s, t))
-            weights = match_slots(unit_s, unit_t, self.match_gamma, self.match_temperature).weights
+            importance = self._importance(s_area, t_area)
+            weights = match_slots(unit_s, unit_t, self.match_gamma, self.match_temperature, importance).weights
             return MatchedSlots(weights @ t, weights)
 
     def _project(self, slots: Tensor) -> Tensor:
+        content = slots[..., : self.slots.content_dim]
         if isinstance(self.match_projection, nn.Identity):
-            return slots
-        return upcast_half(self.match_projection(downcast_half(slots, self.match_projection.weight)))
+            return content
+        return upcast_half(self.match_projection(downcast_half(content, self.match_projection.weight)))
+
+    def _importance(self, s_area: Tensor | None, t_area: Tensor | None) -> Tensor | None:
+        if not self.match_areas:
+            return None
+        if s_area is None or t_area is None:
+            raise ValueError("s_area or t_area is None; a model with match_areas expects the areas of the masks")
+        area = harmonic_means(upcast_half(s_area), upcast_half(t_area))
+        return area / (area + HALF_AREA)
 
     def transform(self, s: Tensor, r: Tensor) -> Tensor:
         """Return the slots (B, 2, K, D) that reconstruct both frames, from slots s and their partners r."""
-        parameter = first_parameter(self.pairing)
-        s, r = (downcast_half(upcast_half(x), parameter) for x in (s, r))
-        slots: Tensor = self.pairing(s, r)
-        return slots
+        parameter, size = first_parameter(self.pairing), self.slots.content_dim
+        s, r = upcast_half(s), upcast_half(r)
+        content: Tensor = self.pairing(*(downcast_half(x[..., :size], parameter) for x in (s, r)))
+        if not self.slots.position_dim:
+            return content
+        positions = torch.stack([s, r], 1)[..., size:]
+        return torch.cat([content.to(positions.dtype), positions], -1)
 
     def decode_frame(self, slots: Tensor, *target: Tensor) -> DecoderOutput | FeatureDecoderOutput:
         return self.decode(self.transform(slots, slots)[:, 1], *target)
+
+
+def areas(masks: Tensor) -> Tensor:
+    """Return the share (B, K) of pixels of masks (B, K, H, W)."""
+    return masks.flatten(2).mean(-1)
 
 
 # The pairings map slots s (B, K, D) of the first frame and their partners r to the slots (B, 2, K, D) of both frames.

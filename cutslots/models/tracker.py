@@ -25,7 +25,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cutslots.models.discovery import Discovery, ModelOutput, check_finite, make_output, map_output
+from cutslots.models.pair_discovery import areas
 from cutslots.modules.base import upcast_half
+from cutslots.programs.matching import harmonic_means
 
 MOMENTUM = 0.5  # of the running means: a slot that changes its object over more than a few frames is lost
 MIN_AREA = 1e-4  # added to the share of pixels, so that no area is zero
@@ -78,8 +80,8 @@ class Tracker:
         if self.association == "hungarian":
             order = assignment(self.slots @ slots.mT)
         else:
-            harmonic_mean = 2 / (1 / self.area[:, :, None] + 1 / area[:, None])
-            order = assignment(harmonic_mean * (F.normalize(self.mean, dim=-1) @ F.normalize(slots, dim=-1).mT))
+            similarity = F.normalize(self.mean, dim=-1) @ F.normalize(slots, dim=-1).mT
+            order = assignment(harmonic_means(self.area, area) * similarity)
         self.slots = take_slots(slots, order)
         self.mean = MOMENTUM * self.mean + (1 - MOMENTUM) * self.slots
         self.area = MOMENTUM * self.area + (1 - MOMENTUM) * take_slots(area, order)
@@ -87,9 +89,10 @@ class Tracker:
 
     def _by_matching(self, slots: Tensor, partition_masks: Tensor, target: tuple[Tensor, ...]) -> ModelOutput:
         model: Any = self.model  # a PairDiscovery: no other has this association
+        area = areas(upcast_half(partition_masks))
         before = slots if self.slots is None else self.slots
-        order = assignment(model.match(before, slots).weights)
-        self.slots = take_slots(slots, order)
+        order = assignment(model.match(before, slots, area if self.area is None else self.area, area).weights)
+        self.slots, self.area = take_slots(slots, order), take_slots(area, order)
         decoded = model.decode(model.transform(before, self.slots)[:, 1], *target)
         return self._check(make_output(self.slots, take_slots(partition_masks, order), decoded._asdict()))
 

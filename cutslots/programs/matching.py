@@ -77,12 +77,14 @@ class MatchedSlots(NamedTuple):
     weights: Tensor  # (..., K1, K2): rows sum to one
 
 
-def match_slots(s: Tensor, t: Tensor, gamma: float = 0.1, temperature: float = 1.0) -> MatchedSlots:
+def match_slots(
+    s: Tensor, t: Tensor, gamma: float = 0.1, temperature: float = 1.0, importance: Tensor | None = None
+) -> MatchedSlots:
     """Match every slot of s (..., K1, D) to the slots of t (..., K2, D): the paper's algorithm 3.
 
-    The cost is -<s_i, t_j>. The weights are a softmax over j of d / temperature, where d solves the matching QP. The
-    matched slot is the mean of t under the weights. The scale of the slots acts like 1/temperature: normalise slots
-    whose scale may drift.
+    The cost is -<s_i, t_j>, times `importance` (..., K1, K2) of the pair if given. The weights are a softmax over j of
+    d / temperature, where d solves the matching QP. The matched slot is the mean of t under the weights. The scale of
+    the slots acts like 1/temperature: normalise slots whose scale may drift.
     """
     if not (isinstance(s, Tensor) and isinstance(t, Tensor)) or s.dtype != t.dtype:
         kinds = " and ".join(str(x.dtype) if isinstance(x, Tensor) else type(x).__name__ for x in (s, t))
@@ -91,5 +93,21 @@ def match_slots(s: Tensor, t: Tensor, gamma: float = 0.1, temperature: float = 1
         raise ValueError(f"s and t have shapes {tuple(s.shape)} and {tuple(t.shape)}; expected (..., K, D) with one D")
     check_positive("temperature", temperature)
     cost = -s @ t.transpose(-1, -2)
+    if importance is not None:
+        if importance.shape[-2:] != cost.shape[-2:]:
+            shapes = f"{tuple(importance.shape)}; expected (..., {cost.shape[-2]}, {cost.shape[-1]})"
+            raise ValueError(f"importance has shape {shapes}, one value for every pair")
+        cost = cost * importance
     weights = torch.softmax(Matching(s.shape[-2], t.shape[-2], gamma)(cost) / temperature, dim=-1).to(t.dtype)
     return MatchedSlots(weights @ t, weights)
+
+
+def harmonic_means(a: Tensor, b: Tensor) -> Tensor:
+    """Return the harmonic means (..., K1, K2) of all pairs of non-negative values a (..., K1) and b (..., K2).
+
+    >>> harmonic_means(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 3.0]))
+    tensor([[0.0000, 0.0000],
+            [1.0000, 1.5000]])
+    """
+    total = a.unsqueeze(-1) + b.unsqueeze(-2)
+    return 2 * a.unsqueeze(-1) * b.unsqueeze(-2) / total.clamp(min=torch.finfo(total.dtype).tiny)

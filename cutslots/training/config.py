@@ -185,7 +185,8 @@ class TrainConfig(RunConfig):
     noise_sigma: Annotated[float, Range(0, 1)] = 0.0
     """Augmentation: largest standard deviation of Gaussian noise, for values from 0 to 1."""
     init_from: str | None = None
-    """Initialise from a checkpoint of the same model, to fine-tune it: a run folder, a .safetensors file or a name."""
+    """Initialise from a checkpoint, to fine-tune it: a run folder, a .safetensors file or a name. It has the same
+    model, or one of another kind (--model) with the same encoder, slots and decoder."""
 
     @property
     def image_size(self) -> tuple[int, int]:

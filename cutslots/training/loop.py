@@ -31,7 +31,7 @@ from cutslots.dataset import Dataset
 from cutslots.devices import make_fabric, resolve_accelerator
 from cutslots.files import differences
 from cutslots.models.checkpoints import checkpoint_file, load
-from cutslots.models.discovery import MODELS, Discovery, build, channels_last
+from cutslots.models.discovery import MODELS, Discovery, ModelConfig, build, channels_last
 from cutslots.modules.base import PartModule
 from cutslots.registry import load_plugins
 from cutslots.training.config import PretrainConfig, RunConfig, TrainConfig
@@ -54,6 +54,8 @@ from cutslots.training.step import make_step
 
 Config = TypeVar("Config", bound=RunConfig)
 Model = TypeVar("Model", bound=nn.Module)
+
+PARTS = ("encoder", "slots", "decoder")  # of every model
 
 
 class Interrupted(Exception):
@@ -307,15 +309,26 @@ def _has_state(folder: Path, config: TrainConfig) -> bool:
 
 
 def _initialized(config: TrainConfig) -> Discovery:
-    """Return the model with the weights of another checkpoint."""
+    """Return the model with the weights of another checkpoint, or with those of its parts if it is of another kind."""
     try:
-        model = load(cast(str, config.init_from)).train()
+        other = load(cast(str, config.init_from)).train()
     except ValueError as error:
         raise ValueError(f"init_from: {str(error).removeprefix('checkpoint: ')}") from None
-    if model.config is not None and model.config != config.model:
-        names = differences(*(MODELS.to_dict(each) for each in (model.config, config.model)))
-        raise ValueError(f"init_from is {config.init_from}, whose model differs from the run's in {', '.join(names)}")
-    return model
+    if other.config is None or other.config == config.model:
+        return other
+    if _has_same_parts(other.config, config.model):
+        model = build(config.model)
+        for part in PARTS:
+            getattr(model, part).load_state_dict(getattr(other, part).state_dict())
+        return model
+    names = differences(*(MODELS.to_dict(each) for each in (other.config, config.model)))
+    raise ValueError(f"init_from is {config.init_from}, whose model differs from the run's in {', '.join(names)}")
+
+
+def _has_same_parts(one: ModelConfig, other: ModelConfig) -> bool:
+    """Return whether two models of different kinds have the same encoder, slots and decoder, for images of one size."""
+    names = ("image_size", *PARTS)
+    return type(one) is not type(other) and all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 class Stop:

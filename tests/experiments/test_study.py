@@ -14,14 +14,14 @@ from cutslots.models.discovery import build
 from cutslots.scenes import Scenes
 from cutslots.scenes.export import generate
 from cutslots.training import loop
-from experiments import preset, study, weights
+from experiments import matching, preset, study, weights
 from experiments.study import SEEDS, Options, collect, flags, is_complete, run_study
 from tests.experiments.test_table import differences
 from tests.models.configs import TINY
 from tests.small_runs import Module
 
 DOCS = Path(__file__).parents[2] / "docs"
-STUDIES = {"preset": preset.STUDY, "weights": weights.STUDY}
+STUDIES = {"matching": matching.STUDY, "preset": preset.STUDY, "weights": weights.STUDY}
 
 
 def test_options_of_a_process_are_those_of_its_run():
@@ -121,6 +121,28 @@ def test_videos_are_fewer_than_images(tmp_path, monkeypatch):
     (tmp_path / "moving-0" / "done").write_text("{}")
     study.run_one(weights.STUDY, "moving-0", weights.WeightsOptions(tmp_path, num_images=500))
     assert counts == [study.NUM_VIDEOS]
+
+
+# ------------------------------------------------------------------------------------------------------------- matching
+
+
+def test_pairs_begin_with_the_parts_of_the_checkpoint_and_differ_in_their_pairing():
+    parts = load(matching.INITIAL).config
+    near = matching.run_config("near-0", Options(Path("runs")))
+    for change in matching.CHANGES:
+        config = matching.run_config(f"{change}-0", Options(Path("runs")))
+        assert all(getattr(config.model, part) == getattr(parts, part) for part in loop.PARTS)
+        found = differences(config, near)
+        assert all(name == "max_frame_gap" or name.startswith(("model.match", "model.pairing")) for name in found)
+
+
+def test_a_model_of_pairs_is_evaluated_with_every_association(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(evaluate, "evaluate", lambda *args: given.append((args[1], args[2].name, args[6])))
+    (tmp_path / "near-0").mkdir()
+    (tmp_path / "near-0" / "done").write_text("{}")
+    study.run_one(matching.STUDY, "near-0", Options(tmp_path))
+    assert given == [(("moving",), name, name) for name in ("learned", "hungarian", "area")]
 
 
 def test_average_of_checkpoints(tmp_path):

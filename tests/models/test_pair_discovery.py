@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutslots.models.discovery import build
-from cutslots.models.pair_discovery import PairDiscovery, PairDiscoveryConfig
+from cutslots.models.pair_discovery import HALF_AREA, PairDiscovery, PairDiscoveryConfig
 from cutslots.modules.decoders import PixelShuffleDecoder
 from cutslots.modules.encoders import CNNEncoder
 from cutslots.modules.slots import CutSlots
-from cutslots.programs.matching import match_slots
+from cutslots.programs.matching import Matching, match_slots
 from tests.conftest import DEVICES
 from tests.models.configs import (
     PAIRS,
@@ -176,6 +176,58 @@ def test_the_order_of_the_second_slots_does_not_matter(pairing, match_dim):
     torch.testing.assert_close(shuffled, expected)
 
 
+def with_areas(**changes):
+    return build(replace(PAIRS, match_areas=True, **changes))
+
+
+@pytest.mark.parametrize("match_dim", [0, 4])
+def test_pairs_weighted_by_areas_written_out(match_dim):
+    model = with_areas(match_dim=match_dim)
+    s, t = torch.randn(2, 2, 3, 16)
+    a, b = torch.rand(2, 2, 3)
+    project = model.match_projection if match_dim else (lambda x: x)
+    gain = torch.nn.functional.cosine_similarity(project(s)[:, :, None], project(t)[:, None], dim=-1)
+    mean = 2 / (1 / a[:, :, None] + 1 / b[:, None])
+    d = Matching(3, 3, model.match_gamma)(-gain * mean / (mean + HALF_AREA))
+    weights = model.match(s, t, a, b).weights
+    torch.testing.assert_close(weights, torch.softmax(d / model.match_temperature, -1))
+
+
+def test_empty_slots_do_not_decide_a_matching():
+    """Two objects change places; eight empty slots are more alike where they are. Areas let the objects decide."""
+    objects, empty = torch.eye(16)[:2], torch.eye(16)[2].expand(8, 16)
+    s = torch.cat([objects, empty])[None]
+    t = torch.cat([objects.flip(0) + 0.9 * objects, empty])[None]
+    area = torch.tensor([[0.3, 0.3] + 8 * [0.0]])
+    weights = with_areas().match(s, t, area, area).weights[0]
+    assert torch.equal(weights[:2].argmax(-1), torch.tensor([1, 0]))
+    torch.testing.assert_close(weights[2:], weights[2:3].expand(8, 10))  # whatever an empty slot is like
+    assert weights[:2].max(-1).values.min() > weights[2:].max()
+
+
+def test_areas_are_needed_where_they_count():
+    s, t = torch.randn(2, 2, 3, 16)
+    expected = r"^s_area or t_area is None; a model with match_areas expects the areas of the masks$"
+    with pytest.raises(ValueError, match=expected):
+        with_areas().match(s, t)
+
+
+@pytest.mark.parametrize("pairing", ["joint", "shared", "separate"])
+def test_positions_belong_to_their_frames(pairing):
+    """Slots are matched and transformed by what they contain; positions follow the slots of each frame."""
+    slots = replace(PAIRS.slots, relative_positions=True)
+    model, plain = (build(replace(PAIRS, pairing=pairing, slots=each)) for each in (slots, PAIRS.slots))
+    s, t = torch.randn(2, 2, 3, 16)
+    other = torch.cat([t[..., :-3], torch.randn(2, 3, 3)], -1)
+    (r, weights), (_, same) = model.match(s, t), model.match(s, other)
+    assert torch.equal(weights, same) and r.shape == s.shape
+    first, second = model.transform(s, r).unbind(1)
+    assert torch.equal(first[..., -3:], s[..., -3:]) and torch.equal(second[..., -3:], (weights @ t)[..., -3:])
+    content = model.pairing(s[..., :-3], r[..., :-3])
+    torch.testing.assert_close(model.transform(s, r)[..., :-3], content)
+    assert model(clips()).masks.shape == plain(clips()).masks.shape
+
+
 def orthogonal_slots(seed, count=5, batch=2):
     """Return orthogonal slots (B, K, D) of lengths from one to three."""
     generator = torch.Generator().manual_seed(seed)
@@ -241,11 +293,6 @@ def test_bad_clips(shape, message):
 def test_clips_of_integers():
     with pytest.raises(TypeError, match=r"^image has dtype torch\.int64; expected uint8 or a floating-point type$"):
         small_model("pairs")(torch.zeros(1, 2, 3, 16, 16, dtype=torch.int64))
-
-
-def test_slots_without_positions_are_expected():
-    with pytest.raises(ValueError, match=r"^relative_positions is set; expected slots without positions"):
-        build(replace(PAIRS, slots=replace(PAIRS.slots, relative_positions=True)))
 
 
 def test_slots_for_images_are_expected():

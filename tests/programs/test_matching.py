@@ -8,6 +8,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from cutslots import EqualityQP, Matching, match_slots
 from cutslots.programs import exact
 from cutslots.programs.graph import matching_qp
+from cutslots.programs.matching import harmonic_means
 from tests.conftest import DEVICES
 from tests.programs.literal import solve_literal
 
@@ -129,6 +130,31 @@ def test_bad_types_and_dimensions():
     for s, t in ((torch.zeros(3), torch.zeros(2, 3)), (torch.zeros(2, 3), torch.zeros(3))):
         with pytest.raises(ValueError, match=r"^s and t have shapes .*; expected \(..., K, D\) with one D$"):
             match_slots(s, t)
+
+
+def test_importance_multiplies_the_cost(rng):
+    s, t = (torch.tensor(rng.standard_normal((2, k, 5))) for k in (3, 4))
+    importance = torch.tensor(rng.random((2, 3, 4)))
+    expected = torch.softmax(Matching(3, 4, 0.2)(-(s @ t.mT) * importance) / 0.7, -1)
+    found = match_slots(s, t, 0.2, 0.7, importance)
+    torch.testing.assert_close(found.weights, expected)
+    torch.testing.assert_close(found.slots, expected @ t)
+    with pytest.raises(ValueError, match=r"^importance has shape \(4, 3\); expected \(..., 3, 4\), one value"):
+        match_slots(s, t, importance=torch.ones(4, 3))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.lists(st.floats(0, 1), min_size=1, max_size=4))
+def test_harmonic_means(a, b):
+    found = harmonic_means(torch.tensor(a).double(), torch.tensor(b).double())
+    expected = [[2 / (1 / x + 1 / y) if x > 1e-300 and y > 1e-300 else 0.0 for y in b] for x in a]
+    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=1e-6, atol=1e-30)
+
+
+def test_gradients_of_harmonic_means_of_nothing_are_finite():
+    a, b = (torch.zeros(2, requires_grad=True) for _ in range(2))
+    harmonic_means(a, b).sum().backward()
+    assert not a.grad.any() and not b.grad.any()
 
 
 def test_bad_input():

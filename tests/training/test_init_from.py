@@ -46,6 +46,17 @@ def test_a_run_starts_from_a_checkpoint_of_the_package(tmp_path):
     assert_starts_from(train(parse_train([*TINY[1:], "--out", str(tmp_path / "run")])), "tiny-64")
 
 
+def test_a_model_of_another_kind_starts_from_the_same_parts(run, tmp_path):
+    """Pairs of frames begin with what a model of images has learned, and images with what pairs have learned."""
+    pairs = train(small(tmp_path / "pairs", init_from=run, model="pair-discovery", data="moving", **FROZEN))
+    images = train(small(tmp_path / "images", init_from=pairs, **FROZEN))
+    assert_starts_from(images, run)
+    for part in ("encoder", "slots", "decoder"):
+        actual, expected = (getattr(load(each), part).state_dict() for each in (pairs, run))
+        for name, value in actual.items():
+            torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-10, msg=name)
+
+
 def test_without_init_from_weights_are_random(run, tmp_path):
     random, trained = load(train(small(tmp_path / "new", **FROZEN))), load(run)
     assert not torch.equal(random.encoder.layers[0].weight, trained.encoder.layers[0].weight)
@@ -78,6 +89,7 @@ def test_a_run_resumes_without_the_checkpoint_it_started_from(run, tmp_path):
         ({"decoder__channels": (4, 4)}, "decoder.channels"),
         ({"image_size": (16, 24)}, "image_size"),
         ({"slots": "slot-attention"}, "slots.name, "),
+        ({"model": "pair-discovery", "data": "moving", "slots__num_slots": 4}, "name, slots.num_slots"),
     ],
 )
 def test_a_checkpoint_of_another_model(finished_run, tmp_path, monkeypatch, changes, message):

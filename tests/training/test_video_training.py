@@ -105,7 +105,6 @@ def test_the_penalty_leaves_more_to_the_background_slot(runs, tmp_path):
             "slots partition images; expected clips: --slots cut-slots --slots.partition",
         ),
         ({"slots__partition": "spacetime-cut"}, "slots partition clips; expected a slot module for images"),
-        ({"slots__relative_positions": True}, "relative_positions is set; expected slots without positions"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path, changes, message):

@@ -1,0 +1,80 @@
+"""What makes learned matching carry the identity of objects: models of pairs of frames, fine-tuned from `moving-128`.
+
+    python -m experiments.matching --runs runs/matching --jobs 8        # trains and evaluates what is missing
+    python -m experiments.matching ... --stop-after 9                   # for nine minutes
+    python -m experiments.matching ... --quick                          # a few steps on a few small images
+
+Every run begins with the encoder, slots and decoder of `moving-128`, which finds objects in single frames. What is
+learned is how slots of two frames are paired. Every run is evaluated on whole videos with three associations: learned
+matching, the Hungarian algorithm on inner products of the same slots (the paper's baseline), and areas.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import tyro
+
+from cutslots.training.config import TrainConfig
+from experiments.study import SEEDS, Group, Options, Study, make_quick, make_table, run_study
+from experiments.table import parse
+
+INITIAL = "moving-128"
+PAIRS = (
+    "ours --model pair-discovery --data moving --num-images 15360 --batch-size 16 --loss.blur 0 "
+    "--loss.mask-consistency-start 0 --loss.foreground-penalty 7e-4 --warmup-steps 100 --lr 5e-4 --lr-decay-steps 750 "
+    "--max-steps 2000 --eval-every 1000 --num-eval-images 240"
+)
+FAR = "--max-frame-gap 8"
+AREAS = f"{FAR} --match-areas --match-temperature 0.1"
+CHANGES = {
+    "near": "",
+    "far": FAR,
+    "far-shared": f"{FAR} --pairing shared",
+    "far-separate": f"{FAR} --pairing separate",
+    "far-projection": f"{FAR} --match-dim 32",
+    "areas": AREAS,
+    "areas-shared": f"{AREAS} --pairing shared",
+    "areas-projection": f"{AREAS} --match-dim 32",
+}
+NAMES = {
+    "near": "neighbouring frames, joint pairing (the paper)",
+    "far": "frames up to 8 apart",
+    "far-shared": "up to 8 apart, shared pairing",
+    "far-separate": "up to 8 apart, separate pairing",
+    "far-projection": "up to 8 apart, learned projection",
+    "areas": "up to 8 apart, areas",
+    "areas-shared": "up to 8 apart, areas, shared pairing",
+    "areas-projection": "up to 8 apart, areas, learned projection",
+}
+ASSOCIATIONS = ("learned", "hungarian", "area")
+METRICS = {
+    "ari_fg": "ARI-FG",
+    "ari": "ARI",
+    "frame_ari_fg": "ARI-FG per frame",
+    "refined_ari_fg": "ARI-FG, refined",
+    "refined_ari": "ARI, refined",
+}
+
+
+def run_config(name: str, options: Options) -> TrainConfig:
+    change, seed = name.rsplit("-", 1)
+    config = replace(parse(f"{PAIRS} {CHANGES[change]}"), seed=int(seed))
+    return make_quick(config) if options.quick else replace(config, init_from=INITIAL)
+
+
+def test_data(name: str, options: Options) -> dict[str, str]:
+    return dict.fromkeys(ASSOCIATIONS, "moving")
+
+
+def table(results: dict[str, Any]) -> str:
+    groups = (Group((NAMES[c],), tuple(f"{c}-{s}" for s in SEEDS), ASSOCIATIONS) for c in CHANGES)
+    return make_table(("pairs",), groups, METRICS, results, "association")
+
+
+RUN_NAMES = tuple(f"{change}-{seed}" for seed in SEEDS for change in CHANGES)
+STUDY = Study("matching", RUN_NAMES, run_config, test_data, METRICS, table, {name: name for name in ASSOCIATIONS})
+
+if __name__ == "__main__":
+    run_study(STUDY, tyro.cli(Options))
