@@ -3,6 +3,7 @@
     python -m experiments.matching --runs runs/matching --jobs 8        # trains and evaluates what is missing
     python -m experiments.matching ... --stop-after 9                   # for nine minutes
     python -m experiments.matching ... --quick                          # a few steps on a few small images
+    python -m experiments.matching ... --match none --figure areas-0    # draws frames 5 and 20 of videos, matched
 
 Every run begins with the encoder, slots and decoder of `moving-128`, which finds objects in single frames. What is
 learned is how slots of two frames are paired. Every run is evaluated on whole videos with three associations: learned
@@ -11,12 +12,19 @@ matching, the Hungarian algorithm on inner products of the same slots (the paper
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import tyro
 
+from cutslots.devices import make_fabric
+from cutslots.evaluation.visualize import visualize_pair
+from cutslots.files import write_atomically
+from cutslots.models.checkpoints import load
+from cutslots.scenes import Scenes
 from cutslots.training.config import TrainConfig
+from cutslots.viz.images import encode_png, image_grid
 from experiments.study import SEEDS, Group, Options, Study, make_quick, make_table, run_study
 from experiments.table import parse
 
@@ -76,5 +84,28 @@ def table(results: dict[str, Any]) -> str:
 RUN_NAMES = tuple(f"{change}-{seed}" for seed in SEEDS for change in CHANGES)
 STUDY = Study("matching", RUN_NAMES, run_config, test_data, METRICS, table, {name: name for name in ASSOCIATIONS})
 
+
+@dataclass
+class MatchingOptions(Options):
+    figure: str | None = None
+    """Draw this run: frames 5 and 20 of test videos as matched pairs, as in the paper's appendix."""
+
+
+def draw_pairs(checkpoint: Path, path: Path, num_videos: int = 3) -> None:
+    """Draw distant frames of the first test videos; slots that are matched have one color."""
+    fabric = make_fabric("auto", 1, 1, "32-true")
+    model = load(checkpoint, fabric.device)
+    data = Scenes("moving", "test", model.image_size, count=num_videos)
+    shown = [visualize_pair(model, data, index, fabric) for index in range(num_videos)]
+    rows = [list(pair.panels(i).values())[:4] for pair in shown if pair is not None for i in range(2)]
+    write_atomically(path, encode_png(image_grid(rows)))
+
+
+def main(options: MatchingOptions) -> None:
+    run_study(STUDY, options)
+    if options.figure is not None:
+        draw_pairs(options.runs / options.figure, options.docs / "img" / "matched_pairs.png")
+
+
 if __name__ == "__main__":
-    run_study(STUDY, tyro.cli(Options))
+    main(tyro.cli(MatchingOptions))

@@ -107,7 +107,7 @@ def print_end(name: str, code: int, waiting: int) -> None:
 
 def flags(options: Options) -> list[str]:
     """Return the options of one run's process."""
-    own = {"docs", "match", "jobs", "stop_after", "write", "one", "quick"}  # of the command, not of a run
+    own = {"docs", "match", "jobs", "stop_after", "write", "one", "quick", "figure"}  # of the command, not of a run
     found = []
     for name, value in vars(options).items():
         if name not in own and value is not None:
