@@ -59,11 +59,6 @@ OURS = {
     "softmax-textured-0": "no-cut ablation (softmax), texture ramp to step 3,500",
     "softmax-textured-1": "no-cut ablation (softmax), texture ramp to step 7,000",
 }
-SCHEDULE = {
-    "background-anchored": "cut (`ours`)",
-    "softmax": "no-cut ablation (softmax)",
-    "slot-attention": "Slot Attention",
-}
 SLOT_ATTENTION_LR = {  # learning rates and warm-up steps
     f"lr-{lr}-warmup-{warmup}": (lr, warmup) for lr in ("1e-4", "2e-4", "4e-4", "1e-3") for warmup in (200, 2000)
 }
@@ -350,39 +345,6 @@ def _seeds(records: dict[str, Record], name: str) -> list[Record]:
     return [records[key] for seed in range(9) if (key := f"{name}-{seed}") in records]
 
 
-def schedule(records: dict[str, Record]) -> str:
-    """Return the refined masks of three methods on one schedule, over seeds."""
-    return _facts(records, "schedule/") + _schedule_table(records, ("refined",))
-
-
-def schedule_masks(records: dict[str, Record]) -> str:
-    """Return the other masks of three methods on one schedule, over seeds."""
-    return _schedule_table(records, ("decoder", "high-recall"))
-
-
-def _schedule_table(records: dict[str, Record], kinds: Iterable[str]) -> str:
-    """Differences are to the no-cut ablation."""
-    iou, iou_label = _iou_metric(records, "schedule/")
-    rows = []
-    for family, kind in itertools.product(FAMILIES[1:], kinds):
-        found: dict[str, list[list[float]]] = {}
-        for method in SCHEDULE:
-            runs = [records[name] for seed in range(9) if (name := f"schedule/{method}-textured-{seed}") in records]
-            scores = [run["scores"][family] for run in runs if family in run["scores"]]
-            found[method] = [[100 * each[_prefix(kind) + metric] for each in scores] for metric in ("ari_fg", iou)]
-        for method, values in found.items():
-            if values[0]:
-                pairs = zip(values, found["softmax"], strict=True)
-                differences = [difference(*pair) if method != "softmax" else "" for pair in pairs]
-                cells = [family, kind, SCHEDULE[method], str(len(values[0])), *map(mean_and_std, values)]
-                rows.append(cells + differences)
-    heads = f"scenes | masks | method | seeds | ARI-FG | {iou_label}"
-    more = f" | ARI-FG, difference | {iou_label}, difference"
-    if not any("".join(row[6:]) for row in rows):  # too few seeds
-        rows, more = [row[:6] for row in rows], ""
-    return _table(heads + more, rows)
-
-
 def _iou_metric(records: dict[str, Record], prefix: str) -> tuple[str, str]:
     """Return the mIoU to compare runs by, and its label: mIoU if all runs of a group have it, mIoU-GT otherwise."""
     runs = [run for name, run in records.items() if name.startswith(prefix)]
@@ -540,8 +502,6 @@ def early_training(records: dict[str, Record]) -> str:
         for seed in range(9)
     }
     names |= {f"ours/{name}": label for name, label in OURS.items() if "texture ramp" in label}
-    for method, label in SCHEDULE.items():
-        names |= {f"schedule/{method}-textured-{seed}": f"{label}, texture ramp" for seed in range(9)}
     rows = []
     for name, label in names.items():
         if run := records.get(name):
@@ -583,11 +543,9 @@ GENERATED: tuple[Callable[[dict[str, Record]], str], ...] = (
     paper,
     partition,
     temperature,
-    schedule,
     ablations,
     against_paper,
     ours,
-    schedule_masks,
     slot_attention_lr,
     comparison,
     early_training,

@@ -12,7 +12,6 @@ The groups:
     temperature        the two readings of the paper's temperature of the combined slots
     comparison         every method on every family, one seed, equal time
     ours               our checkpoints and the ablations next to them
-    schedule           the cut, the no-cut ablation and Slot Attention on the schedule of preset `ours`, three seeds
     slot_attention_lr  learning rates and warm-ups of Slot Attention, 4,000 steps, evaluated on validation scenes
     early_training     more seeds of the comparison for the first 3,000 steps
     ablations          one option changed at a time, in a small network, three seeds
@@ -52,7 +51,6 @@ Group = Literal[
     "temperature",
     "comparison",
     "ours",
-    "schedule",
     "slot_attention_lr",
     "early_training",
     "ablations",
@@ -110,11 +108,6 @@ SLOT_ATTENTION_LR = {  # the learning rate of preset `ours` was chosen for cuts;
     for warmup in (200, 2000)
 }
 SWEEP_SEED = 8  # no result uses it
-SCHEDULE_METHODS = {
-    "background-anchored": METHODS["background-anchored"],
-    "softmax": METHODS["softmax"],
-    "slot-attention": SLOT_ATTENTION,
-}
 COMPARISON = "--num-images 24000 --eval-every 500 --num-eval-images 128"
 FULL_TEXTURES = "--data.texture-ramp-start 0 --data.texture-ramp-end 0"
 FINE_TUNE = "--loss.blur 0 --lr 5e-4 --warmup-steps 100"
@@ -274,18 +267,6 @@ def ours(options: Options) -> dict[str, Run]:
     return runs
 
 
-def schedule(options: Options) -> dict[str, Run]:
-    """Return the runs of three methods on the schedule of preset `ours`."""
-    configs = {name: parse(f"{BASE} {COMPARISON} {words}") for name, words in SCHEDULE_METHODS.items()}
-    return {
-        f"schedule/{name}-textured-{seed}": Run(
-            "schedule", replace(config, seed=seed, max_steps=10_000), TEST_FAMILIES["textured"]
-        )
-        for name, config in configs.items()
-        for seed in SEEDS
-    }
-
-
 def slot_attention_lr(options: Options) -> dict[str, Run]:
     """Return the runs of Slot Attention with other learning rates and warm-ups."""
     runs = {}
@@ -334,7 +315,6 @@ GROUPS: dict[str, Callable[[Options], dict[str, Run]]] = {
     "temperature": temperature,
     "comparison": comparison,
     "ours": ours,
-    "schedule": schedule,
     "slot_attention_lr": slot_attention_lr,
     "early_training": early_training,
     "ablations": ablations,

@@ -18,7 +18,6 @@ from experiments.results import (
     EVALUATIONS,
     GENERATED,
     OURS,
-    SCHEDULE,
     ablations,
     against_paper,
     blender,
@@ -32,8 +31,6 @@ from experiments.results import (
     ours,
     paper,
     read_record,
-    schedule,
-    schedule_masks,
     slot_attention_lr,
     summary,
     temperature,
@@ -192,18 +189,6 @@ def test_seeds_without_miou_are_compared_by_miou_gt():
     assert "| ARI-FG | mIoU-GT | ARI-FG, camo |" in head(text)
     assert head(text).endswith("| ARI-FG, difference | mIoU-GT, difference |")
     assert [row[3] for row in rows(text)] == ["35.0 ± 0.0", "30.0 ± 7.1"] and rows(text)[1][-1] == "-5.0"
-
-
-def test_schedule_without_miou_is_compared_by_miou_gt():
-    methods = ("background-anchored", "softmax")
-    records = {
-        f"schedule/{method}-textured-{seed}": run_record({"camo": without_miou(scores_of(0.5 + seed / 10))}, seed=seed)
-        for method in methods
-        for seed in range(2)
-    }
-    text = schedule(records)
-    assert head(text).endswith("| ARI-FG | mIoU-GT | ARI-FG, difference | mIoU-GT, difference |")
-    assert rows(text)[0][5] == "37.0 ± 0.0"
 
 
 def test_masks_without_scores_are_left_out():
@@ -371,27 +356,6 @@ def test_table_of_the_readings_of_the_temperature():
     ]
 
 
-def test_tables_of_the_schedule():
-    methods = (("background-anchored", 0.7, 0.01), ("softmax", 0.5, 0.01), ("slot-attention", 0.5, 0.1))
-    records = {
-        f"schedule/{method}-textured-{seed}": run_record({"camo": scores_of(start + step * seed, start)}, seed=seed)
-        for method, start, step in methods
-        for seed in range(3)
-    }
-    refined, other = rows(schedule(records)), rows(schedule_masks(records))
-    assert [row[:4] for row in other[:3]] == [["camo", "decoder", label, "3"] for label in SCHEDULE.values()]
-    assert other[0][4:] == ["71.0 ± 1.0", "70.0 ± 0.0", "+20.0, better", "+20.0, better"]
-    assert other[1][4:] == ["51.0 ± 1.0", "50.0 ± 0.0", "", ""]
-    assert other[2][4:6] == ["60.0 ± 10.0", "50.0 ± 0.0"] and other[2][6] == "+9.0", "not significant"
-    assert [row[1] for row in other[::3]] == ["decoder", "high-recall"]
-    assert [row[1] for row in refined] == ["refined"] * 3 and refined[0][4] == "73.0 ± 1.0"
-    assert [row[0] for row in rows(early_training(records))] == [
-        f"{label}, texture ramp" for label in SCHEDULE.values() for _ in range(3)
-    ]
-    del records["schedule/softmax-textured-0"], records["schedule/softmax-textured-1"]
-    assert len(rows(schedule(records))[0]) == 6, "one seed proves nothing"
-
-
 def test_table_of_the_sweep_of_slot_attention():
     """The last evaluation counts, not the best."""
     curve = [(500, 1.0, 0.9, 0.9), (3_500, 2.0, 0.8, 0.8), (4_000, 3.0, 0.4567, 0.2345)]
@@ -401,7 +365,7 @@ def test_table_of_the_sweep_of_slot_attention():
     records = {
         "slot_attention_lr/lr-1e-3-warmup-200-3": other,
         "slot_attention_lr/lr-2e-4-warmup-2000-3": record,
-        "schedule/slot-attention-textured-0": record,
+        "comparison/slot-attention-textured-0": record,
     }
     text = slot_attention_lr(records)
     assert text.startswith("2 runs, seeds 3, 8.5 to 8.5 minutes each")

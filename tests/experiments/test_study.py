@@ -1,4 +1,4 @@
-"""The studies of presets and weights: their runs, in processes too, and the tables of the docs."""
+"""The studies: their runs, in processes too, and the tables of the docs."""
 
 import json
 import shutil
@@ -14,14 +14,20 @@ from cutslots.models.discovery import build
 from cutslots.scenes import Scenes
 from cutslots.scenes.export import generate
 from cutslots.training import loop
-from experiments import matching, preset, study, weights
+from cutslots.training.presets import PRESETS
+from experiments import comparison, matching, preset, study, weights
 from experiments.study import SEEDS, Options, collect, flags, is_complete, run_study
 from tests.experiments.test_table import differences
 from tests.models.configs import TINY
 from tests.small_runs import Module
 
 DOCS = Path(__file__).parents[2] / "docs"
-STUDIES = {"matching": matching.STUDY, "preset": preset.STUDY, "weights": weights.STUDY}
+STUDIES = {
+    "comparison": comparison.STUDY,
+    "matching": matching.STUDY,
+    "preset": preset.STUDY,
+    "weights": weights.STUDY,
+}
 
 
 def test_options_of_a_process_are_those_of_its_run():
@@ -72,6 +78,29 @@ def test_a_study_in_a_process(tmp_path, monkeypatch):
     monkeypatch.undo()
     generate(Scenes("plain", size=16, count=2), tmp_path / "renders", quiet=True)
     assert not is_complete(preset.STUDY, "plain-free-0", replace(options, plain_renders=tmp_path / "renders"))
+
+
+# ----------------------------------------------------------------------------------------------------------- comparison
+
+
+def test_methods_differ_in_the_slots_the_losses_of_ours_and_the_learning_rate():
+    options = Options(Path("runs"))
+    cut, softmax, attention = (comparison.run_config(f"{method}-0", options) for method in comparison.METHODS)
+    assert differences(softmax, cut) == {"model.slots.partition"}
+    names = ("mask_consistency", "foreground_penalty")
+    losses = {f"loss.{name}{end}" for name in names for end in ("", "_start")}
+    assert differences(attention, cut) == {"model.slots", "lr", "warmup_steps"} | losses
+    assert all(getattr(cut.loss, name) > 0 == getattr(attention.loss, name) for name in names)
+    assert differences(cut, PRESETS["ours"]) <= {"num_images", "max_steps"} | losses, "the network and schedule of ours"
+
+
+def test_every_method_has_every_seed():
+    expected = {f"{method}-{seed}" for method in comparison.METHODS for seed in SEEDS}
+    assert set(comparison.RUN_NAMES) == expected and len(comparison.RUN_NAMES) == len(expected)
+    assert comparison.NAMES.keys() == comparison.METHODS.keys()
+    for name in comparison.RUN_NAMES:
+        config = comparison.run_config(name, Options(Path("runs")))
+        assert config.seed == int(name[-1]) and config.num_images == "endless", name
 
 
 # -------------------------------------------------------------------------------------------------------------- weights

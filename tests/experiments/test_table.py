@@ -12,14 +12,13 @@ from cutslots.data.text import data_text
 from cutslots.models.checkpoints import load
 from cutslots.training.loop import validate
 from cutslots.training.presets import PRESETS
-from experiments import table
+from experiments import comparison, study, table
 from experiments.results import (
     ABLATIONS,
     COMPARISON,
     OURS,
     PAPER_RUNS,
     PARTITION,
-    SCHEDULE,
     SLOT_ATTENTION_LR,
     TEMPERATURE,
 )
@@ -75,7 +74,6 @@ def test_run_names_give_group_and_seed():
         "temperature": 11,
         "comparison": 2 * len(COMPARISON),
         "ours": 5,
-        "schedule": 9,
         "slot_attention_lr": len(SLOT_ATTENTION_LR),
         "early_training": 4,
         "ablations": 3 * len(ABLATIONS),
@@ -168,34 +166,23 @@ def test_early_training_is_the_comparison_with_other_seeds():
         assert run.config.max_steps == 3_000 and run.test_data == (), name
 
 
-def test_schedule_is_that_of_the_preset():
-    """But for mask consistency, which the preset got later."""
-    runs = group("schedule")
-    assert set(runs) == {f"schedule/{method}-textured-{seed}" for method in SCHEDULE for seed in range(3)}
-    first, preset = runs["schedule/background-anchored-textured-0"].config, PRESETS["ours"]
-    consistency = {"loss.mask_consistency", "loss.mask_consistency_start"}
-    assert differences(first, preset) <= {"max_steps", "num_images", "num_eval_images", "eval_every"} | consistency
-    assert first.loss.mask_consistency == 0
-    for name, run in runs.items():
-        rate = {"lr", "warmup_steps"} if "slot-attention" in name else set()
-        assert differences(run.config, first) <= {"seed", "model.slots", "model.slots.partition"} | rate, name
-        assert run.test_data == ("textured", "ood", "camo"), name
-
-
-def test_sweep_of_slot_attention_is_the_schedule_with_other_learning_rates():
-    runs, schedule = group("slot_attention_lr"), group("schedule")
+def test_sweep_of_slot_attention_is_a_shorter_comparison_with_other_learning_rates():
+    runs = group("slot_attention_lr")
     assert set(runs) == {f"slot_attention_lr/{name}-8" for name in SLOT_ATTENTION_LR}, "the table lists every run"
-    attention = schedule["schedule/slot-attention-textured-0"].config
+    attention = comparison.run_config("slot-attention-0", study.Options(Path("runs")))
+    shorter = {"lr", "warmup_steps", "seed", "max_steps", "num_images", "num_eval_images"}
     for name, (lr, warmup) in SLOT_ATTENTION_LR.items():
         run = runs[f"slot_attention_lr/{name}-8"]
         config = run.config
-        assert differences(config, attention) <= {"lr", "warmup_steps", "seed", "max_steps"}, name
+        assert differences(config, attention) <= shorter, name
         assert (config.lr, config.warmup_steps, config.max_steps) == (float(lr), warmup, 4_000), name
         assert config.max_steps % config.eval_every == 0 and run.test_data == (), "evaluated on validation scenes"
     swept = {(run.config.lr, run.config.warmup_steps) for run in runs.values()}
-    assert len(swept) == 8 and (attention.lr, attention.warmup_steps) in swept, "the schedule has one of them"
+    assert len(swept) == 8 and (attention.lr, attention.warmup_steps) in swept, "the comparison has one of them"
     others = {run.config.seed for name, run in all_runs(Options(Path("runs"))).items() if name not in runs}
-    assert not others & {run.config.seed for run in runs.values()}, "no result has the seed of the sweep"
+    assert not (others | set(study.SEEDS)) & {run.config.seed for run in runs.values()}, (
+        "no result has the seed of the sweep"
+    )
 
 
 def test_ablations_have_three_seeds_and_one_change():
