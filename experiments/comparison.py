@@ -3,20 +3,29 @@
     python -m experiments.comparison --runs runs/comparison --jobs 8
     python -m experiments.comparison ... --stop-after 9      # for nine minutes
     python -m experiments.comparison ... --quick             # a few steps on a few small images
+    python -m experiments.comparison ... --match none --figure cut-0 cut-1 cut-2 slot-attention-0    # draws their masks
 
-All runs see the same scenes, which never repeat. The no-cut ablation has a softmax of the same logits in the place of
-the cuts. Slot Attention has the learning rate and the warm-up of a sweep (`experiments.table --only
+Scenes never repeat; runs with the same seed see the same ones. The no-cut ablation has a softmax of the same logits in
+the place of the cuts. Slot Attention has the learning rate and the warm-up of a sweep (`experiments.table --only
 slot_attention_lr`), and neither mask consistency nor a foreground penalty, which are losses of ours.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import torch
 import tyro
 
+from cutslots.files import write_atomically
+from cutslots.models.checkpoints import load
+from cutslots.scenes import Scenes
 from cutslots.training.config import TrainConfig
+from cutslots.viz.images import encode_png, image_grid
+from cutslots.viz.palette import PALETTE
 from experiments.study import SEEDS, Group, Options, Study, make_quick, make_table, run_study
 from experiments.table import NO_CONSISTENCY, SLOT_ATTENTION, parse
 
@@ -61,5 +70,31 @@ def table(results: dict[str, Any]) -> str:
 RUN_NAMES = tuple(f"{method}-{seed}" for seed in SEEDS for method in METHODS)
 STUDY = Study("comparison", RUN_NAMES, run_config, test_data, METRICS, table)
 
+
+@dataclass
+class ComparisonOptions(Options):
+    figure: tuple[str, ...] = ()
+    """Draw the decoder masks of these runs."""
+
+
+def draw_masks(runs: Sequence[Path], path: Path, num_images: int = 6) -> None:
+    """Draw validation scenes, and below them the decoder masks of each run; a slot has one color in all images."""
+    models = [load(run).eval() for run in runs]
+    image = Scenes("textured", "val", models[0].image_size, count=num_images).get_batch(range(num_images)).image
+    rows = [[each.permute(1, 2, 0).numpy() for each in image]]
+    for model in models:
+        torch.manual_seed(0)  # Slot Attention samples its initial slots
+        with torch.no_grad():
+            labels = model(image).masks.argmax(1)
+        rows.append([PALETTE[each.numpy() + 1] for each in labels])
+    write_atomically(path, encode_png(image_grid(rows)))
+
+
+def main(options: ComparisonOptions) -> None:
+    run_study(STUDY, options)
+    if options.figure:
+        draw_masks([options.runs / name for name in options.figure], options.docs / "img" / "comparison.png")
+
+
 if __name__ == "__main__":
-    run_study(STUDY, tyro.cli(Options))
+    main(tyro.cli(ComparisonOptions))

@@ -72,7 +72,6 @@ RUNS = {
     "plain-renders": f"{PLAIN} {penalty(7e-4)}",
     "plain-penalty-renders": f"{PLAIN} {NO_CONSISTENCY} {penalty(3e-4)}",
     "moving": f"{MOVING} {penalty(7e-4)}",
-    "moving-penalty": f"{MOVING} {NO_CONSISTENCY} {penalty(7e-4)}",
 }
 MIX_FRACTION = 0.3  # of the images are renders
 TEST_FAMILIES = {"textured": ("textured", "ood", "camo"), "plain": ("plain",), "moving": ("moving",)}
@@ -92,8 +91,7 @@ NAMES = {
     "plain": "`plain` scenes",
     "plain-renders": "the same, 30 % renders",
     "plain-penalty-renders": "the same, 30 % renders",
-    "moving": "frames of `moving` videos (`moving-128`)",
-    "moving-penalty": "frames of `moving` videos",
+    "moving": "frames of `moving` videos",
 }
 
 

@@ -6,7 +6,7 @@ assigned to tracks one to one by an association:
 - **area**: maximises the sum of  h(a_i, a_j) cos(s_i, t_j),  h being the harmonic mean of the areas of track i and
   slot j. Without areas the many empty slots outvote the few objects. s_i is a running mean over the track.
 - **learned**: the learned matching of `PairDiscovery` between this frame and the one before (the paper's algorithm 3),
-  rounded. The frame is decoded from the pairs.
+  rounded. The frame is decoded from the pairs. With `match_areas`, between this frame and running means of the tracks.
 - **hungarian**: maximises inner products with the slots of the frame before (the paper's baseline).
 - **overlap**: for `SpacetimeDiscovery`, which partitions the newest frames as one clip. Successive clips are
   associated by the overlap of their masks in the frame they share.
@@ -25,7 +25,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cutslots.models.discovery import Discovery, ModelOutput, check_finite, make_output, map_output
-from cutslots.models.pair_discovery import areas
 from cutslots.modules.base import upcast_half
 from cutslots.programs.matching import harmonic_means
 
@@ -89,10 +88,16 @@ class Tracker:
 
     def _by_matching(self, slots: Tensor, partition_masks: Tensor, target: tuple[Tensor, ...]) -> ModelOutput:
         model: Any = self.model  # a PairDiscovery: no other has this association
-        area = areas(upcast_half(partition_masks))
-        before = slots if self.slots is None else self.slots
-        order = assignment(model.match(before, slots, area if self.area is None else self.area, area).weights)
-        self.slots, self.area = take_slots(slots, order), take_slots(area, order)
+        area = _areas(model.decode_frame(slots, *target).masks) if model.match_areas else None
+        if self.slots is None or self.mean is None:
+            self.slots, self.mean, self.area = slots, slots, area
+        # With areas, empty slots hardly count, so that a track can wait for its object to return.
+        known = self.slots if area is None else self.mean
+        order = assignment(model.match(known, slots, self.area, area).weights)
+        before, self.slots = self.slots, take_slots(slots, order)
+        self.mean = MOMENTUM * self.mean + (1 - MOMENTUM) * self.slots
+        if area is not None and self.area is not None:
+            self.area = MOMENTUM * self.area + (1 - MOMENTUM) * take_slots(area, order)
         decoded = model.decode(model.transform(before, self.slots)[:, 1], *target)
         return self._check(make_output(self.slots, take_slots(partition_masks, order), decoded._asdict()))
 

@@ -1,5 +1,6 @@
 """Tracks of models whose slots are given, in an order shuffled for every frame, and of untrained models."""
 
+import functools
 import gc
 import itertools
 
@@ -28,6 +29,7 @@ ASSOCIATIONS = [
     ("pairs", "area"),
     ("pairs", "hungarian"),
     ("pairs", "learned"),
+    ("pairs with areas", "learned"),
 ]
 
 
@@ -35,7 +37,13 @@ def small_model(kind):
     """An untrained model that is quick to run."""
     edge_net = {"edge_net_channels": 8, "edge_net_kernel_sizes": (3,)}
     partition = SpacetimePartitionConfig(**edge_net) if kind == "clips" else CutPartitionConfig(**edge_net)
-    config = {"images": DiscoveryConfig, "pairs": PairDiscoveryConfig, "clips": SpacetimeDiscoveryConfig}[kind]
+    pairs_with_areas = functools.partial(PairDiscoveryConfig, match_areas=True)
+    config = {
+        "images": DiscoveryConfig,
+        "pairs": PairDiscoveryConfig,
+        "pairs with areas": pairs_with_areas,
+        "clips": SpacetimeDiscoveryConfig,
+    }[kind]
     return build(
         config(
             image_size=(SIDE, SIDE),
@@ -130,7 +138,9 @@ def moving_objects(seed, batch=2, length=FRAMES):
 
 def model_with(kind, slots, masks):
     parts = small_model(kind)
-    model = {"images": Given, "pairs": GivenPairs, "clips": GivenClips}[kind](parts.encoder, parts.slots, parts.decoder)
+    pairs_with_areas = functools.partial(GivenPairs, match_areas=True)
+    models = {"images": Given, "pairs": GivenPairs, "pairs with areas": pairs_with_areas, "clips": GivenClips}
+    model = models[kind](parts.encoder, parts.slots, parts.decoder)
     model.outputs = slots, masks
     return model
 
@@ -176,11 +186,14 @@ def handover():
     return torch.stack(slots)[None], masks[None], truth[None]
 
 
-@pytest.mark.parametrize("association, switches", [("area", 0), ("hungarian", 1)])
-def test_object_that_moves_to_another_slot(association, switches):
+@pytest.mark.parametrize(
+    "kind, association, switches",
+    [("images", "area", 0), ("images", "hungarian", 1), ("pairs", "learned", 1)],
+)
+def test_object_that_moves_to_another_slot(kind, association, switches):
     """Weighted by area, the object decides; without areas, the constant components of the empty slots do."""
     slots, masks, truth = handover()
-    outputs = track_clip(model_with("images", slots, masks), numbered_frames(1, len(slots[0])), association)
+    outputs = track_clip(model_with(kind, slots, masks), numbered_frames(1, len(slots[0])), association)
     tracks = torch.stack([output.masks.argmax(1) for output in outputs], 1)
     assert video_metrics(truth, tracks)["id_switches"].item() == switches
     assert (tracks[:, 0][truth[:, 0] > 0] == 1).all()
