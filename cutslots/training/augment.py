@@ -11,8 +11,8 @@ come from torch's generator, which the training loop seeds before every step: a 
 
 The loader of `cutslots train` passes random numbers of its own, which do not depend on the number of processes:
 
-    Distortion           which of these changes a run makes, and how strong they are
-    distort              crops, colors, blur and noise, of images or clips; frames of a clip differ in their noise
+    BatchAugmentation    which of these changes a run makes, and how strong they are
+    augment_batch        crops, colors, blur and noise, of images or clips; frames of a clip differ in their noise
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def _uniform(image: Tensor, count: int) -> Tensor:
 # --------------------------------------------------------------------------------------------- cutslots train
 
 
-class Distortion(NamedTuple):
+class BatchAugmentation(NamedTuple):
     """How strongly `cutslots train` changes images. By default it does not."""
 
     min_crop_area: float = 1.0  # smallest area of a box, relative to the image
@@ -218,7 +218,9 @@ class Distortion(NamedTuple):
 Draw = Callable[[str, int], Tensor]  # random numbers in [0, 1), (count, B), of the change with this name
 
 
-def distort(image: Tensor, strength: Distortion, draw: Draw, noise: Callable[[torch.Size], Tensor]) -> Tensor:
+def augment_batch(
+    image: Tensor, strength: BatchAugmentation, draw: Draw, noise: Callable[[torch.Size], Tensor]
+) -> Tensor:
     """Return changed uint8 images (B, 3, H, W) or clips (B, T, 3, H, W). `noise` returns normal numbers of a shape."""
     frames = image.shape[1] if image.ndim == 5 else 1
 

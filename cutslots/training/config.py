@@ -14,7 +14,7 @@ from cutslots.data.registry import DATASETS, DatasetConfig
 from cutslots.models.discovery import MODELS, ModelConfig
 from cutslots.modules.encoders import ENCODERS, EncoderConfig
 from cutslots.registry import Range, Registry, Steps, check_option, options, plugins_of, validate_nested
-from cutslots.training.augment import Distortion
+from cutslots.training.augment import BatchAugmentation
 from cutslots.training.losses import LOSSES, LossConfig
 from cutslots.training.objectives import OBJECTIVES, ObjectiveConfig
 
@@ -115,9 +115,9 @@ class RunConfig:
         return MIX_FRACTION
 
     @property
-    def distortion(self) -> Distortion:
+    def augmentation(self) -> BatchAugmentation:
         """How strongly the loader changes images at random."""
-        return Distortion()
+        return BatchAugmentation()
 
     @property
     def validates_on_videos(self) -> bool:
@@ -197,9 +197,9 @@ class TrainConfig(RunConfig):
         return self.model.frames
 
     @property
-    def distortion(self) -> Distortion:
+    def augmentation(self) -> BatchAugmentation:
         colors = (self.brightness_jitter, self.contrast_jitter, self.saturation_jitter, self.hue_jitter)
-        return Distortion(self.min_crop_area, *colors, self.blur_probability, self.noise_sigma)
+        return BatchAugmentation(self.min_crop_area, *colors, self.blur_probability, self.noise_sigma)
 
     @property
     def validates_on_videos(self) -> bool:

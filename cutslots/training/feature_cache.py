@@ -44,7 +44,7 @@ from cutslots.dataset import (
 from cutslots.files import Layout, errors_name_path, output_folder, progress, read_json, write_json
 from cutslots.models.discovery import Discovery, ModelOutput
 from cutslots.modules.encoders import Encoder
-from cutslots.training.augment import Distortion
+from cutslots.training.augment import BatchAugmentation
 from cutslots.training.config import TrainConfig
 from cutslots.training.data import open_training_data, training_samples
 from cutslots.training.losses import LOSSES
@@ -132,7 +132,7 @@ def _no_cache_reason(config: TrainConfig) -> str | None:
     data, loss = config.data, LOSSES.build(config.loss)
     if config.horizontal_flips:
         return "images are flipped at random (--no-horizontal-flips)"
-    if config.distortion != Distortion():
+    if config.augmentation != BatchAugmentation():
         return "images are augmented at random (--min-crop-area, --brightness-jitter and the like)"
     if config.mix_data is not None:
         return "images of another dataset are mixed in at random (--mix-data)"

@@ -17,13 +17,13 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from cutslots.dataset import Dataset
-from cutslots.training.augment import Distortion, distort
+from cutslots.training.augment import BatchAugmentation, augment_batch
 from cutslots.training.config import RunConfig
 from cutslots.training.data import Curriculum
 from cutslots.training.schedules import texture_range
 
 FLIP, TEXTURE_STRENGTH, LOW_CONTRAST, MIXED = 1, 7, 8, 16  # streams of random numbers
-DISTORTIONS = {"crop": 9, "brightness": 10, "contrast": 11, "saturation": 12, "hue": 13, "blur": 14, "noise": 15}
+AUGMENTATIONS = {"crop": 9, "brightness": 10, "contrast": 11, "saturation": 12, "hue": 13, "blur": 14, "noise": 15}
 
 
 class TrainLoader:
@@ -70,7 +70,7 @@ class TrainLoader:
     def _prepare(self, step: int) -> Tensor:
         image = self._images(step)
         with self.preparing:
-            return self._distorted(step, self._flipped(step, self._with_mixed(step, image)))
+            return self._augmented(step, self._flipped(step, self._with_mixed(step, image)))
 
     def _with_mixed(self, step: int, image: Tensor) -> Tensor:
         if self.mixed is None:
@@ -83,19 +83,21 @@ class TrainLoader:
         flipped = self._share(self._random(step, FLIP).random(self.config.batch_size)) < 0.5
         return select_images(flipped, image.flip(-1), image)
 
-    def _distorted(self, step: int, image: Tensor) -> Tensor:
-        if self.config.distortion == Distortion():
+    def _augmented(self, step: int, image: Tensor) -> Tensor:
+        if self.config.augmentation == BatchAugmentation():
             return image
 
         def draw(name: str, count: int) -> Tensor:
-            numbers = self._random(step, DISTORTIONS[name]).random((self.config.batch_size, count))
+            numbers = self._random(step, AUGMENTATIONS[name]).random((self.config.batch_size, count))
             return torch.from_numpy(self._share(numbers).T.copy())
 
-        return distort(image, self.config.distortion, draw, lambda shape: self._noise(step, shape, image.device))
+        return augment_batch(
+            image, self.config.augmentation, draw, lambda shape: self._noise(step, shape, image.device)
+        )
 
     def _noise(self, step: int, shape: torch.Size, device: torch.device) -> Tensor:
         """Return normal numbers for the images of this process, which are those of one process: all are drawn."""
-        seed = int(self._random(step, DISTORTIONS["noise"]).integers(2**63))
+        seed = int(self._random(step, AUGMENTATIONS["noise"]).integers(2**63))
         generator = torch.Generator(device).manual_seed(seed)
         noise = torch.randn(self.config.batch_size, *shape[1:], generator=generator, device=device)
         return noise[self.fabric.global_rank * shape[0] :][: shape[0]]

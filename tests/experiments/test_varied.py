@@ -54,7 +54,7 @@ def test_every_method_has_three_seeds_on_both_families():
     for name, config in found.items():
         assert config.seed == int(name[-1]) and config.num_images == "endless" and config.max_steps == 10_000
         assert (config.data.variation == "v1") == ("varied" in name or "both" in name)
-        assert (config.distortion.min_crop_area < 1) == ("augmented" in name or "both" in name)
+        assert (config.augmentation.min_crop_area < 1) == ("augmented" in name or "both" in name)
 
 
 def test_methods_differ_in_what_is_compared_alone():

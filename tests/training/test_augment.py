@@ -11,16 +11,16 @@ from scipy.ndimage import gaussian_filter
 from cutslots.training.augment import (
     MAX_SIGMA,
     Augmentation,
-    Distortion,
+    BatchAugmentation,
     adjust_brightness,
     adjust_contrast,
     adjust_saturation,
     augment,
+    augment_batch,
     blur,
     color_jitter,
     crop,
     crop_and_flip,
-    distort,
     luma,
     random_blur,
     random_boxes,
@@ -218,15 +218,15 @@ def to_bytes(image):
     return (255 * image.clamp(0, 1) + 0.5).to(torch.uint8)
 
 
-def test_no_distortion_returns_the_same_bytes(pixels):
+def test_no_augmentation_returns_the_same_bytes(pixels):
     every = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, 16, 16)
     for image in (pixels, every):
-        assert distort(image, Distortion(), draws(), no_noise).equal(image)
+        assert augment_batch(image, BatchAugmentation(), draws(), no_noise).equal(image)
 
 
-def test_distorted_crops(pixels):
+def test_augmented_crops(pixels):
     numbers = [[0.2, 0.9], [0.5, 0.1], [0.3, 0.0], [0.7, 1.0]]
-    found = distort(pixels, Distortion(min_crop_area=0.4), draws(crop=numbers), no_noise)
+    found = augment_batch(pixels, BatchAugmentation(min_crop_area=0.4), draws(crop=numbers), no_noise)
     for i, (area, aspect, top, left) in enumerate(zip(*numbers, strict=True)):
         area, ratio = 0.4 + 0.6 * area, math.exp(math.log(4 / 3) * (2 * aspect - 1))
         height, width = min(1, math.sqrt(area / ratio)), min(1, math.sqrt(area * ratio))
@@ -245,22 +245,22 @@ def test_distorted_crops(pixels):
         ("hue", rotate_hue),
     ],
 )
-def test_distorted_colors(pixels, name, change):
-    found = distort(pixels, Distortion(**{name: 0.4}), draws(**{name: [[0.0, 0.75]]}), no_noise)
+def test_augmented_colors(pixels, name, change):
+    found = augment_batch(pixels, BatchAugmentation(**{name: 0.4}), draws(**{name: [[0.0, 0.75]]}), no_noise)
     assert found.equal(to_bytes(change(pixels / 255, torch.tensor([-0.4, 0.2]))))
     assert not found.equal(pixels)
 
 
-def test_distorted_brightness_in_numbers():
+def test_augmented_brightness_in_numbers():
     gray = torch.full((2, 3, 4, 4), 100, dtype=torch.uint8)
-    found = distort(gray, Distortion(brightness=0.4), draws(brightness=[[0.0, 1.0]]), no_noise)
+    found = augment_batch(gray, BatchAugmentation(brightness=0.4), draws(brightness=[[0.0, 1.0]]), no_noise)
     assert found.unique(dim=0)[:, 0, 0, 0].tolist() == [60, 140]
 
 
 def test_some_images_are_blurred():
     image = torch.randint(0, 256, (3, 3, 120, 150), dtype=torch.uint8)
     numbers = [[0.5, 0.5, 1.0], [0.29, 0.31, 0.1]]  # widths, and the choice
-    found = distort(image, Distortion(blur=0.3), draws(blur=numbers), no_noise)
+    found = augment_batch(image, BatchAugmentation(blur=0.3), draws(blur=numbers), no_noise)
     assert found[1].equal(image[1])
     for i in (0, 2):
         sigma = MAX_SIGMA * 120 * (0.05 + 0.95 * numbers[0][i])
@@ -270,15 +270,15 @@ def test_some_images_are_blurred():
 
 def test_noise_is_added(pixels):
     normal = torch.randn(pixels.shape, generator=torch.Generator().manual_seed(1))
-    found = distort(pixels, Distortion(noise=0.1), draws(noise=[[0.5, 0.0]]), lambda shape: normal)
+    found = augment_batch(pixels, BatchAugmentation(noise=0.1), draws(noise=[[0.5, 0.0]]), lambda shape: normal)
     assert found[0].equal(to_bytes(pixels[0] / 255 + 0.05 * normal[0])) and found[1].equal(pixels[1])
 
 
 def test_frames_of_a_clip_have_one_crop_and_one_color(pixels):
     clips = pixels[:, None].expand(-1, 3, -1, -1, -1)
-    strength = Distortion(0.3, 0.4, 0.4, 0.4, 0.2, 0.9)
+    strength = BatchAugmentation(0.3, 0.4, 0.4, 0.4, 0.2, 0.9)
     numbers = {name: [[0.1, 0.8]] for name in ("brightness", "contrast", "saturation", "hue")}
     draw = draws(crop=[[0.2, 0.9]] * 4, blur=[[0.2, 0.9], [0.0, 0.0]], **numbers)
-    found = distort(clips, strength, draw, no_noise)
+    found = augment_batch(clips, strength, draw, no_noise)
     assert found.shape == clips.shape and found.equal(found[:, :1].expand_as(found))
-    assert found[:, 0].equal(distort(pixels, strength, draw, no_noise))
+    assert found[:, 0].equal(augment_batch(pixels, strength, draw, no_noise))

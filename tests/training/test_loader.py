@@ -115,7 +115,7 @@ def test_nothing_is_flipped_by_default():
     assert not any(any(flipped(loader, step)) for step in range(5))
 
 
-# --------------------------------------------------------------------------------------------------------- distortions
+# -------------------------------------------------------------------------------------------------------- augmentations
 
 STRONG = {
     "min_crop_area": 0.4,
@@ -128,15 +128,15 @@ STRONG = {
 }
 
 
-def distorting_loader(data, rank=0, world_size=1, **changes):
+def augmenting_loader(data, rank=0, world_size=1, **changes):
     config = small(None, batch_size=4, **(STRONG | changes))
     return TrainLoader(data, config, process(rank, world_size), 0)
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 16), (2, 3, 16, 16)], ids=["images", "clips"])
-def test_distortions_depend_on_the_seed_and_the_step_alone(shape):
+def test_augmentations_depend_on_the_seed_and_the_step_alone(shape):
     data = RandomImages(8, *shape)
-    loader, again, other = (distorting_loader(data, seed=seed) for seed in (0, 0, 1))
+    loader, again, other = (augmenting_loader(data, seed=seed) for seed in (0, 0, 1))
     again._prepare(0)
     images = loader._prepare(7)
     assert images.dtype == torch.uint8 and images.shape == (4, *shape)
@@ -146,28 +146,28 @@ def test_distortions_depend_on_the_seed_and_the_step_alone(shape):
     assert not torch.equal(other._prepare(7), images)
 
 
-def test_processes_distort_their_share_as_one_process_does():
+def test_processes_augment_their_share_as_one_process_does():
     data = RandomImages(8, 3, 16, 16)
-    one, first, second = (distorting_loader(data, *of)._prepare(5) for of in ((0, 1), (0, 2), (1, 2)))
+    one, first, second = (augmenting_loader(data, *of)._prepare(5) for of in ((0, 1), (0, 2), (1, 2)))
     assert torch.equal(torch.cat([first, second]), one)
 
 
 @pytest.mark.parametrize("option", STRONG)
-def test_each_distortion_has_an_option_of_its_own(option):
+def test_each_augmentation_has_an_option_of_its_own(option):
     data = RandomImages(8, 3, 64, 64)
     off = {name: 1.0 if name == "min_crop_area" else 0.0 for name in STRONG}
-    as_is, changed = (distorting_loader(data, **(off | on)) for on in ({}, {option: STRONG[option]}))
+    as_is, changed = (augmenting_loader(data, **(off | on)) for on in ({}, {option: STRONG[option]}))
     originals = [data.get_batch(as_is.indices(step)).image for step in range(5)]
     assert all(torch.equal(as_is._prepare(step), image) for step, image in enumerate(originals))
     found = [not torch.equal(changed._prepare(step), image) for step, image in enumerate(originals)]
     assert all(found) if option != "blur_probability" else any(found), "half of the images are blurred, some hardly"
 
 
-def test_distortions_are_the_same_in_every_version():
+def test_augmentations_are_the_same_in_every_version():
     """NumPy's random numbers for (seed, step) and stream 10."""
     data = RandomImages(8, 3, 4, 4)
     off = {name: 1.0 if name == "min_crop_area" else 0.0 for name in STRONG}
-    loader = distorting_loader(data, **(off | {"brightness_jitter": 0.5}), seed=5)
+    loader = augmenting_loader(data, **(off | {"brightness_jitter": 0.5}), seed=5)
     for step in range(3):
         factor = 1 + 0.5 * (2 * np.random.default_rng([5, step, 10]).random((4, 1)) - 1)
         original = data.get_batch(loader.indices(step)).image.double()
