@@ -68,7 +68,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 RUN_NAMES = tuple(f"{method}-{seed}" for seed in SEEDS for method in METHODS)
-STUDY = Study("comparison", RUN_NAMES, run_config, test_data, METRICS, table)
+STUDY = Study("comparison", RUN_NAMES, run_config, test_data, METRICS, table, curves=tuple(METHODS))
 
 
 @dataclass

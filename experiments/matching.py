@@ -40,21 +40,17 @@ CHANGES = {
     "near": "",
     "far": FAR,
     "far-shared": f"{FAR} --pairing shared",
-    "far-separate": f"{FAR} --pairing separate",
     "far-projection": f"{FAR} --match-dim 32",
     "areas": AREAS,
-    "areas-shared": f"{AREAS} --pairing shared",
     "areas-projection": f"{AREAS} --match-dim 32",
 }
 NAMES = {
     "near": "neighbouring frames, joint pairing (the paper)",
     "far": "frames up to 8 apart",
     "far-shared": "up to 8 apart, shared pairing",
-    "far-separate": "up to 8 apart, separate pairing",
     "far-projection": "up to 8 apart, learned projection",
-    "areas": "up to 8 apart, areas",
-    "areas-shared": "up to 8 apart, areas, shared pairing",
-    "areas-projection": "up to 8 apart, areas, learned projection",
+    "areas": "up to 8 apart, areas, temperature 0.1",
+    "areas-projection": "up to 8 apart, areas, temperature 0.1, learned projection",
 }
 ASSOCIATIONS = ("learned", "hungarian", "area")
 METRICS = {

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fnmatch
+import io
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
@@ -67,6 +68,7 @@ class Study:
     metrics: Mapping[str, str]  # and their names in the table
     table: Callable[[dict[str, Any]], str]  # of the record
     associations: Mapping[str, str] = field(default_factory=dict)  # of videos over time, by the name of test data
+    curves: tuple[str, ...] = ()  # runs, without their seeds, whose validation curves are drawn
 
 
 def run_study(study: Study, options: Options) -> None:
@@ -80,6 +82,7 @@ def run_study(study: Study, options: Options) -> None:
         results, docs = collect(study, options.runs), options.docs
         write_atomically(docs / f"{study.name}.json", json.dumps(results, indent=1).encode())
         write_table(docs / f"{study.name}.md", study.table(results))
+        draw_curves(study.curves, results, docs / "img" / f"{study.name}-curves.png")
         print(f"wrote {docs / f'{study.name}.json'} and the table in {docs / f'{study.name}.md'}")
     if not complete:
         sys.exit("some runs are not done; run the same command again")
@@ -255,8 +258,41 @@ def collect(study: Study, runs: Path) -> dict[str, Any]:
             names = sorted(path.name for path in (folder / "evaluation").glob("*"))
             found = {data: scores(folder, data, study.metrics) for data in names}
             test = {data: values for data, values in found.items() if values is not None}
-            results[name] = json.loads((folder / "done").read_text()) | {"test": test}
+            results[name] = json.loads((folder / "done").read_text()) | {"test": test, "curve": curve(folder)}
     return results
+
+
+def curve(folder: Path) -> list[list[float]]:
+    """Return step, ARI-FG of decoder masks and of refined masks of each validation."""
+    rows = ((line["step"], line["val"]) for line in read_lines(folder / "metrics.jsonl") if "val" in line)
+    return [[step, *(round(values[name], 4) for name in ("ari_fg", "refined_ari_fg"))] for step, values in rows]
+
+
+def draw_curves(kinds: Sequence[str], results: Mapping[str, Any], path: Path) -> None:
+    """Draw validation curves, a panel for each kind of runs and a color for each seed."""
+    import matplotlib.pyplot as plt
+
+    found = {kind: [results[name] for seed in SEEDS if (name := f"{kind}-{seed}") in results] for kind in kinds}
+    panels = {kind: runs for kind, runs in found.items() if runs}
+    if not panels:
+        return
+    rows = -(-len(panels) // 3)
+    figure, axes = plt.subplots(rows, 3, figsize=(9, 2.6 * rows), sharey=True, squeeze=False, layout="constrained")
+    for axis, (kind, runs) in zip(axes.flat, panels.items(), strict=False):
+        for i, run in enumerate(runs):
+            steps, decoder, refined = zip(*run["curve"], strict=True)
+            axis.plot(steps, [100 * each for each in decoder], color=f"C{i}")
+            axis.plot(steps, [100 * each for each in refined], color=f"C{i}", linestyle="--")
+        axis.set(title=kind, xlabel="step", ylim=(0, 100))
+        axis.grid(alpha=0.3)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    axes[0, 0].set_ylabel("ARI-FG, validation")
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=110)
+    plt.close(figure)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, data.getvalue())
 
 
 class Group(NamedTuple):

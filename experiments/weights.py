@@ -156,7 +156,8 @@ def table(results: dict[str, Any]) -> str:
 
 
 RUN_NAMES = tuple(f"{kind}-{seed}" for seed in SEEDS for kind in RUNS)
-STUDY = Study("weights", RUN_NAMES, run_config, test_data, METRICS, table)
+CURVES = ("textured-scratch", "textured", "textured-renders", "plain", "plain-renders", "moving")
+STUDY = Study("weights", RUN_NAMES, run_config, test_data, METRICS, table, curves=CURVES)
 
 
 def average(checkpoints: Sequence[str]) -> Discovery:
