@@ -89,7 +89,7 @@ def test_methods_differ_in_the_slots_the_losses_of_ours_and_the_learning_rate():
     assert differences(softmax, cut) == {"model.slots.partition"}
     names = ("mask_consistency", "foreground_penalty")
     losses = {f"loss.{name}{end}" for name in names for end in ("", "_start")}
-    assert differences(attention, cut) == {"model.slots", "lr", "warmup_steps"} | losses
+    assert differences(attention, cut) == {"model.slots", "lr"} | losses
     assert all(getattr(cut.loss, name) > 0 == getattr(attention.loss, name) for name in names)
     assert differences(cut, PRESETS["ours"]) <= {"num_images", "max_steps"} | losses, "the network and schedule of ours"
 
