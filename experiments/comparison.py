@@ -3,7 +3,7 @@
     python -m experiments.comparison --runs runs/comparison --jobs 8
     python -m experiments.comparison ... --stop-after 9      # for nine minutes
     python -m experiments.comparison ... --quick             # a few steps on a few small images
-    python -m experiments.comparison ... --match none --figure cut-0 cut-1 cut-2 slot-attention-0    # draws their masks
+    python -m experiments.comparison ... --match none --no-write --figure cut-0 cut-1    # draws their masks
 
 Scenes never repeat; runs with the same seed see the same ones. The no-cut ablation has a softmax of the same logits in
 the place of the cuts. Slot Attention has the learning rate and the warm-up of a sweep (`experiments.table --only
@@ -36,7 +36,7 @@ METHODS = {
     "softmax": f"{LOSSES} --slots.partition softmax",
     "slot-attention": f"{NO_CONSISTENCY} {SLOT_ATTENTION}",
 }
-NAMES = {"cut": "cut (`ours`)", "softmax": "no-cut ablation (softmax)", "slot-attention": "Slot Attention"}
+NAMES = {"cut": "cut", "softmax": "no-cut ablation (softmax)", "slot-attention": "Slot Attention"}
 FAMILIES = ("textured", "ood", "camo")
 METRICS = {
     "ari_fg": "ARI-FG",

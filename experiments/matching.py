@@ -3,7 +3,7 @@
     python -m experiments.matching --runs runs/matching --jobs 8        # trains and evaluates what is missing
     python -m experiments.matching ... --stop-after 9                   # for nine minutes
     python -m experiments.matching ... --quick                          # a few steps on a few small images
-    python -m experiments.matching ... --match none --figure areas-0    # draws frames 5 and 20 of videos, matched
+    python -m experiments.matching ... --match none --no-write --figure areas-0      # draws matched frames of videos
 
 Every run begins with the encoder, slots and decoder of `moving-128`, which finds objects in single frames. What is
 learned is how slots of two frames are paired. Every run is evaluated on whole videos with three associations: learned
@@ -35,7 +35,7 @@ PAIRS = (
     "--max-steps 2000 --eval-every 1000 --num-eval-images 240"
 )
 FAR = "--max-frame-gap 8"
-AREAS = f"{FAR} --match-areas --match-temperature 0.1"
+AREAS = f"{FAR} --match-half-area 0.03 --match-temperature 0.1"
 CHANGES = {
     "near": "",
     "far": FAR,
@@ -73,7 +73,8 @@ def test_data(name: str, options: Options) -> dict[str, str]:
 
 
 def table(results: dict[str, Any]) -> str:
-    groups = (Group((NAMES[c],), tuple(f"{c}-{s}" for s in SEEDS), ASSOCIATIONS) for c in CHANGES)
+    groups = [Group((NAMES[c],), tuple(f"{c}-{s}" for s in SEEDS), ASSOCIATIONS) for c in CHANGES]
+    groups = [group for group in groups if any(name in results for name in group.runs)]
     return make_table(("pairs",), groups, METRICS, results, "association")
 
 

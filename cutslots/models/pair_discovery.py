@@ -28,7 +28,6 @@ from cutslots.programs.qp import check_positive
 from cutslots.registry import Range
 
 Pairing = Literal["joint", "shared", "separate"]
-HALF_AREA = 0.03  # the share of pixels with which a pair counts half as much as a large one
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,9 @@ class PairDiscoveryConfig(ModelConfig):
     """Temperature of the softmax over its solution."""
     match_dim: Annotated[int, Range(0, 65_536)] = 0
     """Dimension of a learned projection by which slots are matched; 0 matches the slots themselves (the paper)."""
-    match_areas: bool = False
-    """Weigh pairs by the areas of their masks, so that empty slots, which are all alike, hardly count."""
+    match_half_area: Annotated[float, Range(0, 1)] = 0.0
+    """The share of an image with which a pair of slots counts half as much as a large one, so that empty slots, which
+    are all alike, hardly count. 0: all pairs count alike (the paper)."""
     pairing: Pairing = "joint"
     """How a pair of slots reconstructs two frames: one slot for both (joint, the paper), the mean of the pair with a
     small code for each frame (shared), or each frame's own slot changed by the other (separate)."""
@@ -79,7 +79,7 @@ class PairDiscovery(Discovery):
         match_gamma: float = 0.1,
         match_temperature: float = 0.5,
         match_dim: int = 0,
-        match_areas: bool = False,
+        match_half_area: float = 0.0,
         pairing: Pairing = "joint",
         motion_dim: int = 128,
         code_dim: int = 8,
@@ -87,7 +87,7 @@ class PairDiscovery(Discovery):
         super().__init__(encoder, slots, decoder)
         self.match_gamma = check_positive("match_gamma", match_gamma)
         self.match_temperature = check_positive("match_temperature", match_temperature)
-        self.match_areas = match_areas
+        self.match_half_area = match_half_area
         self.match_projection = nn.Linear(slots.content_dim, match_dim, bias=False) if match_dim else nn.Identity()
         self.pairing = _build_pairing(pairing, slots.content_dim, motion_dim, code_dim)
 
@@ -108,7 +108,8 @@ class PairDiscovery(Discovery):
     def match(self, s: Tensor, t: Tensor, s_area: Tensor | None = None, t_area: Tensor | None = None) -> MatchedSlots:
         """Return for slots s of one frame their partners among t of the other, and the weights (B, K, K).
 
-        `s_area` and `t_area` (B, K) are the areas of their masks, for a model with `match_areas`.
+        A model with `match_half_area` needs their areas (B, K) as shares of the image. It is trained with those of
+        the slot module's masks.
         """
         with torch.autocast(s.device.type, enabled=False):
             s, t = upcast_half(s), upcast_half(t)
@@ -124,12 +125,12 @@ class PairDiscovery(Discovery):
         return upcast_half(self.match_projection(downcast_half(content, self.match_projection.weight)))
 
     def _importance(self, s_area: Tensor | None, t_area: Tensor | None) -> Tensor | None:
-        if not self.match_areas:
+        if not self.match_half_area:
             return None
         if s_area is None or t_area is None:
-            raise ValueError("s_area or t_area is None; a model with match_areas expects the areas of the masks")
+            raise ValueError("s_area or t_area is None; a model with match_half_area expects the areas of both")
         area = harmonic_means(upcast_half(s_area), upcast_half(t_area))
-        return area / (area + HALF_AREA)
+        return area / (area + self.match_half_area)
 
     def transform(self, s: Tensor, r: Tensor) -> Tensor:
         """Return the slots (B, 2, K, D) that reconstruct both frames, from slots s and their partners r."""

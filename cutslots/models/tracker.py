@@ -6,7 +6,8 @@ assigned to tracks one to one by an association:
 - **area**: maximises the sum of  h(a_i, a_j) cos(s_i, t_j),  h being the harmonic mean of the areas of track i and
   slot j. Without areas the many empty slots outvote the few objects. s_i is a running mean over the track.
 - **learned**: the learned matching of `PairDiscovery` between this frame and the one before (the paper's algorithm 3),
-  rounded. The frame is decoded from the pairs. With `match_areas`, between this frame and running means of the tracks.
+  rounded. The frame is decoded from the pairs. With `match_half_area`, between this frame and running
+  means of the tracks, weighted by the areas of decoder masks; every frame is decoded twice.
 - **hungarian**: maximises inner products with the slots of the frame before (the paper's baseline).
 - **overlap**: for `SpacetimeDiscovery`, which partitions the newest frames as one clip. Successive clips are
   associated by the overlap of their masks in the frame they share.
@@ -88,7 +89,7 @@ class Tracker:
 
     def _by_matching(self, slots: Tensor, partition_masks: Tensor, target: tuple[Tensor, ...]) -> ModelOutput:
         model: Any = self.model  # a PairDiscovery: no other has this association
-        area = _areas(model.decode_frame(slots, *target).masks) if model.match_areas else None
+        area = _areas(model.decode_frame(slots, *target).masks) if model.match_half_area else None
         if self.slots is None or self.mean is None:
             self.slots, self.mean, self.area = slots, slots, area
         # With areas, empty slots hardly count, so that a track can wait for its object to return.

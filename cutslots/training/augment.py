@@ -8,6 +8,8 @@ come from torch's generator, which the training loop seeds before every step: a 
     color_jitter         brightness, contrast, saturation and hue, in this order
     random_grayscale     the luma of ITU-R BT.601, as Pillow has it
     random_blur          a Gaussian of random width
+    ViewAugmentation     which of these changes a view of SimCLR has, and how strong they are
+    augment_view         makes a view
 
 The loader of `cutslots train` passes random numbers of its own, which do not depend on the number of processes:
 
@@ -35,7 +37,7 @@ JITTER_PROBABILITY = 0.8
 HUE = 0.25  # the largest rotation of hues, in turns, at a strength of 1; other changes are up to 1
 
 
-class Augmentation(NamedTuple):
+class ViewAugmentation(NamedTuple):
     """How strongly images are augmented."""
 
     min_crop: float = 0.2  # smallest area of a box, relative to the image
@@ -44,7 +46,7 @@ class Augmentation(NamedTuple):
     blur: float = 0.5  # probability
 
 
-def augment(image: Tensor, strength: Augmentation) -> Tensor:
+def augment_view(image: Tensor, strength: ViewAugmentation) -> Tensor:
     """Return a random view of each image, without gradients."""
     with full_precision(image):
         view = random_flips(random_crops(image, strength.min_crop))

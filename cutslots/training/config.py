@@ -186,7 +186,7 @@ class TrainConfig(RunConfig):
     """Augmentation: largest standard deviation of Gaussian noise, for values from 0 to 1."""
     init_from: str | None = None
     """Initialise from a checkpoint, to fine-tune it: a run folder, a .safetensors file or a name. It has the same
-    model, or one of another kind (--model) with the same encoder, slots and decoder."""
+    encoder, slots and decoder; the kind of model (--model) and its own options may differ."""
 
     @property
     def image_size(self) -> tuple[int, int]:

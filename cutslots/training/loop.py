@@ -309,26 +309,26 @@ def _has_state(folder: Path, config: TrainConfig) -> bool:
 
 
 def _initialized(config: TrainConfig) -> Discovery:
-    """Return the model with the weights of another checkpoint, or with those of its parts if it is of another kind."""
+    """Return the model with the weights of another checkpoint, or with those of its parts if the rest differs."""
     try:
         other = load(cast(str, config.init_from)).train()
     except ValueError as error:
         raise ValueError(f"init_from: {str(error).removeprefix('checkpoint: ')}") from None
     if other.config is None or other.config == config.model:
         return other
-    if _has_same_parts(other.config, config.model):
+    if _parts(other.config) == _parts(config.model):
         model = build(config.model)
         for part in PARTS:
             getattr(model, part).load_state_dict(getattr(other, part).state_dict())
         return model
-    names = differences(*(MODELS.to_dict(each) for each in (other.config, config.model)))
-    raise ValueError(f"init_from is {config.init_from}, whose model differs from the run's in {', '.join(names)}")
+    names = differences(*(_parts(each) for each in (other.config, config.model)))
+    given = f"init_from is {config.init_from}, whose model differs from the run's in {', '.join(names)}"
+    raise ValueError(f"{given}; expected the same encoder, slots and decoder, for images of the same size")
 
 
-def _has_same_parts(one: ModelConfig, other: ModelConfig) -> bool:
-    """Return whether two models of different kinds have the same encoder, slots and decoder, for images of one size."""
-    names = ("image_size", *PARTS)
-    return type(one) is not type(other) and all(getattr(one, name) == getattr(other, name) for name in names)
+def _parts(config: ModelConfig) -> dict[str, Any]:
+    """Return what models of any kind share: the image size, the encoder, the slots and the decoder."""
+    return {name: MODELS.to_dict(config)[name] for name in ("image_size", *PARTS)}
 
 
 class Stop:

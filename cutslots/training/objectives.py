@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from cutslots.modules.base import PartModule, Positive, check_size, to_channels_last, upcast_half
 from cutslots.modules.encoders import Encoder
 from cutslots.registry import PartConfig, Range, Registry
-from cutslots.training.augment import Augmentation, augment, crop_and_flip
+from cutslots.training.augment import ViewAugmentation, augment_view, crop_and_flip
 
 Probability = Annotated[float, Range(0, 1)]
 
@@ -95,12 +95,12 @@ class SimCLR(Objective):
         blur: float = 0.5,
     ) -> None:
         super().__init__()
-        self.temperature, self.strength = temperature, Augmentation(min_crop, jitter, grayscale, blur)
+        self.temperature, self.strength = temperature, ViewAugmentation(min_crop, jitter, grayscale, blur)
         layers = (nn.Linear(feature_channels, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, projection_dim))
         self.projection = nn.Sequential(*layers)
 
     def forward(self, encoder: Encoder, image: Tensor) -> ObjectiveOutput:
-        views = torch.cat([augment(image, self.strength) for _ in range(2)])
+        views = torch.cat([augment_view(image, self.strength) for _ in range(2)])
         features = encoder(to_channels_last(encoder.normalize(views)))
         return nt_xent(self.projection(features.mean((2, 3))), self.temperature)
 

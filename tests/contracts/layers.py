@@ -235,7 +235,7 @@ def models() -> Group:
         slots=SlotAttentionConfig(3, 8, relative_positions=True, num_iterations=2, mlp_dim=6),
         decoder=PixelShuffleConfig((4,)),
     )
-    pairs = replace(PAIRS, image_size=IMAGE, match_dim=4)
+    pairs = replace(PAIRS, image_size=IMAGE, match_dim=4, match_half_area=0.03)
     features = lambda: replace(
         IMAGES, image_size=(8, 12), encoder=ViTConfig(vit_folder()), decoder=MLPDecoderConfig((5,))
     )

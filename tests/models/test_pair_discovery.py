@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutslots.models.discovery import build
-from cutslots.models.pair_discovery import HALF_AREA, PairDiscovery, PairDiscoveryConfig
+from cutslots.models.pair_discovery import PairDiscovery, PairDiscoveryConfig
+from cutslots.models.tracker import assignment
 from cutslots.modules.decoders import PixelShuffleDecoder
 from cutslots.modules.encoders import CNNEncoder
 from cutslots.modules.slots import CutSlots
@@ -23,6 +24,7 @@ from tests.models.configs import (
     small_model,
 )
 
+HALF_AREA = 0.03
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -177,7 +179,7 @@ def test_the_order_of_the_second_slots_does_not_matter(pairing, match_dim):
 
 
 def with_areas(**changes):
-    return build(replace(PAIRS, match_areas=True, **changes))
+    return build(replace(PAIRS, match_half_area=HALF_AREA, **changes))
 
 
 @pytest.mark.parametrize("match_dim", [0, 4])
@@ -194,20 +196,32 @@ def test_pairs_weighted_by_areas_written_out(match_dim):
 
 
 def test_empty_slots_do_not_decide_a_matching():
-    """Two objects change places; eight empty slots are more alike where they are. Areas let the objects decide."""
-    objects, empty = torch.eye(16)[:2], torch.eye(16)[2].expand(8, 16)
-    s = torch.cat([objects, empty])[None]
-    t = torch.cat([objects.flip(0) + 0.9 * objects, empty])[None]
-    area = torch.tensor([[0.3, 0.3] + 8 * [0.0]])
-    weights = with_areas().match(s, t, area, area).weights[0]
-    assert torch.equal(weights[:2].argmax(-1), torch.tensor([1, 0]))
-    torch.testing.assert_close(weights[2:], weights[2:3].expand(8, 10))  # whatever an empty slot is like
-    assert weights[:2].max(-1).values.min() > weights[2:].max()
+    """An object moves from slot 0 to slot 1 and changes; what is left in slot 0 is still like it. The empty slot 1
+    resembles the object's new slot even more, so that without areas the two stay where they are."""
+    thing, own = torch.eye(16)[:2]
+    s = torch.stack([thing, own])[None]  # the object, an empty slot
+    t = torch.stack([0.4 * thing + own.roll(5), 0.6 * thing + own])[None]  # an empty slot, the object
+    s_area, t_area = torch.tensor([[0.3, 0.0]]), torch.tensor([[0.0, 0.3]])
+    without, weighted = small_model("pairs").match(s, t).weights, with_areas().match(s, t, s_area, t_area).weights
+    assert assignment(without).tolist() == [[0, 1]] and assignment(weighted).tolist() == [[1, 0]]
+
+
+def test_areas_of_a_forward_pass_are_those_of_the_partition():
+    model, image = with_areas(match_temperature=0.05), clips()
+    with torch.no_grad():
+        (s, s_masks), (t, t_masks) = model.encode(image[:, 0]), model.encode(image[:, 1])
+        s_area, t_area = (masks.sum((-1, -2)) / masks[0, 0].numel() for masks in (s_masks, t_masks))
+        r, weights = model.match(s, t, s_area, t_area)
+        output = model(image)
+        torch.testing.assert_close(output.slots, model.transform(s, r))
+        matched = torch.einsum("bij,bjyx->biyx", weights, t_masks)
+        torch.testing.assert_close(output.partition_masks[:, 1], matched)
+        assert not torch.allclose(weights, model.match(s, t, t_area, s_area).weights, rtol=1e-4), "areas differ"
 
 
 def test_areas_are_needed_where_they_count():
     s, t = torch.randn(2, 2, 3, 16)
-    expected = r"^s_area or t_area is None; a model with match_areas expects the areas of the masks$"
+    expected = r"^s_area or t_area is None; a model with match_half_area expects the areas of both$"
     with pytest.raises(ValueError, match=expected):
         with_areas().match(s, t)
 
@@ -307,6 +321,7 @@ def test_slots_for_images_are_expected():
         ({"match_dim": -1}, "match_dim is -1; expected an integer from 0 to 65,536"),
         ({"motion_dim": 0}, "motion_dim is 0; expected an integer from 1 to 65,536"),
         ({"match_gamma": "small"}, "match_gamma is 'small'; expected a number"),
+        ({"match_half_area": -0.1}, "match_half_area is -0.1; expected a number from 0 to 1"),
     ],
 )
 def test_bad_options(changes, message):

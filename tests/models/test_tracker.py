@@ -37,7 +37,7 @@ def small_model(kind):
     """An untrained model that is quick to run."""
     edge_net = {"edge_net_channels": 8, "edge_net_kernel_sizes": (3,)}
     partition = SpacetimePartitionConfig(**edge_net) if kind == "clips" else CutPartitionConfig(**edge_net)
-    pairs_with_areas = functools.partial(PairDiscoveryConfig, match_areas=True)
+    pairs_with_areas = functools.partial(PairDiscoveryConfig, match_half_area=0.03)
     config = {
         "images": DiscoveryConfig,
         "pairs": PairDiscoveryConfig,
@@ -138,7 +138,7 @@ def moving_objects(seed, batch=2, length=FRAMES):
 
 def model_with(kind, slots, masks):
     parts = small_model(kind)
-    pairs_with_areas = functools.partial(GivenPairs, match_areas=True)
+    pairs_with_areas = functools.partial(GivenPairs, match_half_area=0.03)
     models = {"images": Given, "pairs": GivenPairs, "pairs with areas": pairs_with_areas, "clips": GivenClips}
     model = models[kind](parts.encoder, parts.slots, parts.decoder)
     model.outputs = slots, masks
@@ -188,7 +188,12 @@ def handover():
 
 @pytest.mark.parametrize(
     "kind, association, switches",
-    [("images", "area", 0), ("images", "hungarian", 1), ("pairs", "learned", 1)],
+    [
+        ("images", "area", 0),
+        ("images", "hungarian", 1),
+        ("pairs", "learned", 1),
+        ("pairs with areas", "learned", 1),  # areas count less and less, the larger they are
+    ],
 )
 def test_object_that_moves_to_another_slot(kind, association, switches):
     """Weighted by area, the object decides; without areas, the constant components of the empty slots do."""
@@ -210,9 +215,31 @@ def test_hungarian_compares_with_the_previous_frame_only():
         assert torch.equal(output.slots[0], slots[t])
 
 
-def test_running_means_of_a_track():
+def hidden():
+    """Return slots and masks of two objects. One is hidden in the third frame, and the other looks like it then."""
+    background, first, second = torch.eye(16)[:3]
+    frames = [(first, second)] * 2 + [(0.2 * background, first + second)] + [(second, first)]  # slots change places
+    slots = torch.stack([torch.stack([background, *frame]) for frame in frames])
+    labels = torch.zeros(len(frames), SIDE, SIDE, dtype=torch.long)
+    labels[:, :6, :6], labels[:, 9:, 9:] = 1, 2
+    labels[2, :6, :6] = 0
+    return slots[None], F.one_hot(labels, 3).movedim(-1, 1).float()[None]
+
+
+def test_a_track_waits_for_its_object():
+    """With areas, learned matching compares with running means; without, with the frame before, where it was hidden."""
+    slots, masks = hidden()
+    ends = {}
+    for kind in ("pairs", "pairs with areas"):
+        outputs = track_clip(model_with(kind, slots, masks), numbered_frames(1, 4), "learned")
+        ends[kind] = outputs[-1].slots[0, 1:].argmax(-1).tolist()
+    assert ends == {"pairs": [2, 1], "pairs with areas": [1, 2]}
+
+
+@pytest.mark.parametrize("kind, association", [("images", "area"), ("pairs with areas", "learned")])
+def test_running_means_of_a_track(kind, association):
     slots, masks, _ = moving_objects(0)
-    tracker = Tracker(model_with("images", slots, masks))
+    tracker = Tracker(model_with(kind, slots, masks), association)
     share = masks.mean((-1, -2))
     mean, area = slots[:, 0], share[:, 0]
     for t, frame in enumerate(numbered_frames(2, FRAMES).unbind(1)):

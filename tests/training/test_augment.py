@@ -10,13 +10,13 @@ from scipy.ndimage import gaussian_filter
 
 from cutslots.training.augment import (
     MAX_SIGMA,
-    Augmentation,
     BatchAugmentation,
+    ViewAugmentation,
     adjust_brightness,
     adjust_contrast,
     adjust_saturation,
-    augment,
     augment_batch,
+    augment_view,
     blur,
     color_jitter,
     crop,
@@ -31,7 +31,7 @@ from cutslots.training.augment import (
     to_boxes,
 )
 
-STRENGTH = Augmentation()
+STRENGTH = ViewAugmentation()
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_views_follow_from_the_seed(image):
     views = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        views.append(augment(image, STRENGTH))
+        views.append(augment_view(image, STRENGTH))
     assert views[0].equal(views[1]) and not views[0].equal(views[2])
 
 
@@ -175,20 +175,20 @@ def test_views_are_the_same_under_autocast(image):
     for enabled in (False, True):
         torch.manual_seed(0)
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            views.append((augment(image, STRENGTH), crop_and_flip(image, 0.3)))
+            views.append((augment_view(image, STRENGTH), crop_and_flip(image, 0.3)))
     assert all(a.equal(b) and a.dtype == torch.float32 for a, b in zip(*views, strict=True))
 
 
 def test_every_image_has_a_view_of_its_own(image):
     torch.manual_seed(0)
-    views = augment(image[:1].expand(6, -1, -1, -1), STRENGTH)
+    views = augment_view(image[:1].expand(6, -1, -1, -1), STRENGTH)
     assert all(not views[i].equal(views[j]) for i in range(6) for j in range(i))
 
 
 def test_views_have_values_of_images(image):
     torch.manual_seed(0)
     for _ in range(20):
-        view = augment(image, Augmentation(0.05, 1.0, 0.5, 0.5))
+        view = augment_view(image, ViewAugmentation(0.05, 1.0, 0.5, 0.5))
         assert view.shape == image.shape and view.dtype == image.dtype and view.min() >= 0 and view.max() <= 1 + 1e-6
 
 

@@ -1,5 +1,6 @@
 """Fine-tuning: a run that starts from the weights of a checkpoint."""
 
+import itertools
 import json
 
 import pytest
@@ -51,8 +52,10 @@ def test_a_model_of_another_kind_starts_from_the_same_parts(run, tmp_path):
     pairs = train(small(tmp_path / "pairs", init_from=run, model="pair-discovery", data="moving", **FROZEN))
     images = train(small(tmp_path / "images", init_from=pairs, **FROZEN))
     assert_starts_from(images, run)
-    for part in ("encoder", "slots", "decoder"):
-        actual, expected = (getattr(load(each), part).state_dict() for each in (pairs, run))
+    options = {"model": "pair-discovery", "data": "moving", "match_half_area": 0.1, "pairing": "shared"}
+    others = train(small(tmp_path / "others", init_from=pairs, **options, **FROZEN))
+    for part, started in itertools.product(("encoder", "slots", "decoder"), (pairs, others)):
+        actual, expected = (getattr(load(each), part).state_dict() for each in (started, run))
         for name, value in actual.items():
             torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-10, msg=name)
 
@@ -89,13 +92,15 @@ def test_a_run_resumes_without_the_checkpoint_it_started_from(run, tmp_path):
         ({"decoder__channels": (4, 4)}, "decoder.channels"),
         ({"image_size": (16, 24)}, "image_size"),
         ({"slots": "slot-attention"}, "slots.name, "),
-        ({"model": "pair-discovery", "data": "moving", "slots__num_slots": 4}, "name, slots.num_slots"),
+        ({"model": "pair-discovery", "data": "moving", "slots__num_slots": 4}, "slots.num_slots;"),
+        ({"model": "pair-discovery", "data": "moving", "image_size": (16, 24)}, "image_size;"),
     ],
 )
 def test_a_checkpoint_of_another_model(finished_run, tmp_path, monkeypatch, changes, message):
     said = sentence(monkeypatch, train_command(tmp_path / "new", init_from=finished_run, **changes))
     expected = f"cutslots: init_from is {finished_run}, whose model differs from the run's in {message}"
     assert said.startswith(expected) and not (tmp_path / "new").exists()
+    assert said.endswith("; expected the same encoder, slots and decoder, for images of the same size")
 
 
 def test_a_checkpoint_that_does_not_exist(tmp_path, monkeypatch):
