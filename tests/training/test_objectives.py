@@ -8,7 +8,7 @@ from torch import nn
 
 from cutslots.modules.encoders import CNNEncoder, Encoder, ResNetEncoder
 from cutslots.registry import validate_nested
-from cutslots.training.augment import Augmentation, augment, random_crops, random_flips
+from cutslots.training.augment import ViewAugmentation, augment_view, random_crops, random_flips
 from cutslots.training.objectives import OBJECTIVES, SimCLR, SimCLRConfig, SimMIM, SimMIMConfig, nt_xent
 
 SIZE = (16, 24)
@@ -62,8 +62,8 @@ def test_simclr_compares_two_views_of_each_image():
     torch.manual_seed(5)
     found = objective(encoder, image)
     torch.manual_seed(5)
-    strength = Augmentation(min_crop=0.5, jitter=0.4, grayscale=0.3, blur=0.2)
-    views = [augment(image, strength) for _ in range(2)]
+    strength = ViewAugmentation(min_crop=0.5, jitter=0.4, grayscale=0.3, blur=0.2)
+    views = [augment_view(image, strength) for _ in range(2)]
     features = encoder(torch.cat(views) * 2 - 1).mean((2, 3))  # in one batch, for the statistics of batches
     z = objective.projection(features)
     assert found.loss.item() == pytest.approx(literal_nt_xent(z.detach().double(), 0.3), rel=1e-4)
