@@ -117,8 +117,8 @@ def _check_arguments(out: Path, batch_size: int | None, overwrite: bool) -> None
 
 
 def _check_model(checkpoint: str, model: Discovery) -> None:
-    if model.frames > 1:
-        raise ValueError(f"checkpoint: {checkpoint} was trained on videos; expected a model of images to export")
+    if not model.takes_images:
+        raise ValueError(f"checkpoint: {checkpoint} partitions clips; expected a model of images to export")
     if any(isinstance(module, GraphCut) for module in model.modules()):
         raise ValueError(
             f"checkpoint: {checkpoint} solves cuts by a sparse factorisation (GraphCut), which ONNX has not; "

@@ -41,9 +41,9 @@ def predict_images(
 
 
 def check_takes_images(model: Discovery, name: str = "model") -> None:
-    """Raise ValueError for a model of videos."""
-    if model.frames > 1:
-        raise ValueError(f"{name} was trained on videos, not images; see cutslots track and Discovery.track")
+    """Raise ValueError for a model of clips."""
+    if not model.takes_images:
+        raise ValueError(f"{name} partitions clips, not images; see cutslots track and Discovery.track")
 
 
 @torch.no_grad()

@@ -140,6 +140,11 @@ class Discovery(
         return self.slots.num_slots
 
     @property
+    def takes_images(self) -> bool:
+        """Whether it takes single images too, rather than clips only."""
+        return not self.spacetime
+
+    @property
     def reconstructs_features(self) -> bool:
         """Whether the decoder reconstructs the features of the encoder, instead of the image."""
         return isinstance(self.decoder, FeatureDecoder)

@@ -59,7 +59,8 @@ class PairDiscovery(Discovery):
 
     Slot i of the first frame and its partner r_i of the second reconstruct both frames; `pairing` says how. Slots are
     matched by their cosine similarity, or that of a learned projection, in float32. `match` and `transform` are the
-    two steps alone, for tracking. Positions of slots are not matched by, and the pairing does not change them.
+    two steps alone, for tracking. Positions of slots are not matched by, and the pairing does not change them. An image
+    (B, 3, H, W) is taken for a pair of itself.
 
     >>> from cutslots.models.discovery import build
     >>> model = build(PairDiscoveryConfig(image_size=(32, 32)))
@@ -92,10 +93,15 @@ class PairDiscovery(Discovery):
         self.pairing = _build_pairing(pairing, slots.content_dim, motion_dim, code_dim)
 
     def forward(self, image: Tensor) -> ModelOutput:
+        if isinstance(image, Tensor) and image.ndim == 4:
+            return super().forward(image)
         frames = flatten_frames(image, 2)
         return self.forward_features(self.features(frames).unflatten(0, image.shape[:2]))
 
     def forward_features(self, features: Tensor) -> ModelOutput:
+        if features.ndim == 4:
+            slots, masks = self.slots(features)
+            return make_output(slots, masks, self.decode_frame(slots, *self.target(features))._asdict())
         frames = features.flatten(0, 1)
         slots, masks = (x.unflatten(0, features.shape[:2]) for x in self.slots(frames))
         partner, weights = self.match(slots[:, 0], slots[:, 1], areas(masks[:, 0]), areas(masks[:, 1]))

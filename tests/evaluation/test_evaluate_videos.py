@@ -14,7 +14,7 @@ from cutslots.devices import make_fabric
 from cutslots.evaluation import evaluate as evaluation
 from cutslots.evaluation.evaluate import evaluate, evaluate_model
 from cutslots.evaluation.labels import video_hard_labels
-from cutslots.evaluation.metrics import counted_by, video_metrics
+from cutslots.evaluation.metrics import counted_by, image_metrics, video_metrics
 from cutslots.evaluation.tables import METRIC_LABELS
 from cutslots.evaluation.visualize import visualize_images, visualize_videos
 from cutslots.models.checkpoints import load, save
@@ -160,12 +160,21 @@ def test_association_that_the_model_does_not_have(kind, checkpoints, tmp_path, m
     assert message.startswith("cutslots: association is 'learned'; a ")
 
 
-@pytest.mark.parametrize("kind", ["pairs", "spacetime"])
-def test_video_model_needs_videos(kind, checkpoints, tmp_path, monkeypatch):
-    more = ["--data", "moving", "plain", "--num-images", "2"]
-    message = sentence(monkeypatch, command_line(checkpoints(kind), tmp_path / "out", *more))
-    assert message.startswith(f"cutslots: data is 'plain', images, but {checkpoints(kind)} was trained on videos")
+def test_model_of_clips_needs_videos(checkpoints, tmp_path, monkeypatch):
+    more, checkpoint = ["--data", "moving", "plain", "--num-images", "2"], checkpoints("spacetime")
+    message = sentence(monkeypatch, command_line(checkpoint, tmp_path / "out", *more))
+    assert message.startswith(f"cutslots: data is 'plain', images, but {checkpoint} partitions clips")
     assert not (tmp_path / "out").exists()
+
+
+def test_model_of_pairs_on_images(checkpoints):
+    model, data = load(checkpoints("pairs")).eval(), Scenes("plain", "val", 16, count=2)
+    found = evaluate_model(model, data, make_fabric("cpu")).means()
+    sample = data.get_batch([0, 1])
+    with torch.no_grad():
+        labels = model(sample.image).masks.argmax(1)
+    expected = image_metrics(sample.mask, labels, model.num_slots)["ari"].mean().item()
+    assert found["ari"] == pytest.approx(expected) and "id_switches" not in found
 
 
 def test_model_is_not_changed(checkpoints):

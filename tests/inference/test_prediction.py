@@ -12,7 +12,7 @@ from cutslots import Prediction, Scenes, build, load, refine_masks, refine_video
 from cutslots.inference.predict import predict
 from cutslots.inference.predictor import find_background
 from cutslots.inference.track import track
-from tests.models.configs import ATTENTION, PAIRS
+from tests.models.configs import ATTENTION, PAIRS, SPACETIME
 
 SIZE = 64
 
@@ -116,11 +116,12 @@ def test_random_numbers_of_the_caller_are_not_touched():
     assert torch.equal(first, second) and torch.equal(torch.rand(3), expected)
 
 
-def test_models_of_videos_are_refused():
-    with pytest.raises(
-        ValueError, match=r"\Amodel was trained on videos, not images; see cutslots track and Discovery.t"
-    ):
-        build(PAIRS).predict(np.zeros((16, 16, 3), np.uint8))
+def test_models_of_clips_are_refused_and_those_of_pairs_are_not():
+    image = np.zeros((16, 16, 3), np.uint8)
+    with pytest.raises(ValueError, match=r"\Amodel partitions clips, not images; see cutslots track and Discovery.t"):
+        build(SPACETIME).predict(image)
+    (prediction,) = build(PAIRS).predict(image)
+    assert prediction.labels.shape == (16, 16)
 
 
 # ---------------------------------------------------------------------------------------------------------- background

@@ -93,6 +93,18 @@ def test_a_frame_is_decoded_as_a_pair_of_itself():
             assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("pairing", ["joint", "shared", "separate"])
+def test_an_image_is_a_pair_of_itself(pairing):
+    model, image = build(replace(PAIRS, pairing=pairing)).eval(), torch.rand(2, 3, 16, 16)
+    assert model.takes_images
+    with torch.no_grad():
+        output, (slots, masks) = model(image), model.encode(image)
+        expected = model.decode(model.transform(slots, slots)[:, 1])
+    assert torch.equal(output.slots, slots) and torch.equal(output.partition_masks, masks)
+    for name, value in expected._asdict().items():
+        assert torch.equal(getattr(output, name), value), name
+
+
 @pytest.mark.parametrize("slots", ["cut", "attention"])
 def test_shapes(slots):
     output = small_model("pairs", slots=SLOTS[slots])(clips(5))
@@ -293,7 +305,7 @@ def test_matching_stays_in_float32(device):
 @pytest.mark.parametrize(
     "shape, message",
     [
-        ((2, 3, 16, 16), r"image has shape \(2, 3, 16, 16\); expected clips \(B, 2, 3, H, W\)"),
+        ((3, 16, 16), r"image has shape \(3, 16, 16\); expected clips \(B, 2, 3, H, W\)"),
         ((2, 3, 3, 16, 16), r"image has shape \(2, 3, 3, 16, 16\); expected clips \(B, 2, 3, H, W\)"),
         ((1, 2, 3, 16, 17), r"image has shape \(2, 3, 16, 17\); expected \(B, 3, 16, 16\)"),
         ((1, 2, 1, 16, 16), r"image has shape \(2, 1, 16, 16\); expected \(B, 3, 16, 16\)"),
