@@ -1,11 +1,11 @@
-"""What makes learned matching carry the identity of objects: models of pairs of frames, fine-tuned from `moving-128`.
+"""What makes learned matching carry the identity of objects: models of pairs of frames, from one of single frames.
 
     python -m experiments.matching --runs runs/matching --jobs 8        # trains and evaluates what is missing
     python -m experiments.matching ... --stop-after 9                   # for nine minutes
     python -m experiments.matching ... --quick                          # a few steps on a few small images
     python -m experiments.matching ... --match none --no-write --figure areas-0      # draws matched frames of videos
 
-Every run begins with the encoder, slots and decoder of `moving-128`, which finds objects in single frames. What is
+Every run begins with the encoder, slots and decoder of a checkpoint that finds objects in frames (`--initial`). What is
 learned is how slots of two frames are paired. Every run is evaluated on whole videos with three associations: learned
 matching, the Hungarian algorithm on inner products of the same slots (the paper's baseline), and areas.
 """
@@ -62,10 +62,18 @@ METRICS = {
 }
 
 
-def run_config(name: str, options: Options) -> TrainConfig:
+@dataclass
+class MatchingOptions(Options):
+    initial: str = INITIAL
+    """The checkpoint that runs begin with."""
+    figure: str | None = None
+    """Draw this run: frames 5 and 20 of test videos as matched pairs, as in the paper's appendix."""
+
+
+def run_config(name: str, options: MatchingOptions) -> TrainConfig:
     change, seed = name.rsplit("-", 1)
     config = replace(parse(f"{PAIRS} {CHANGES[change]}"), seed=int(seed))
-    return make_quick(config) if options.quick else replace(config, init_from=INITIAL)
+    return make_quick(config) if options.quick else replace(config, init_from=options.initial)
 
 
 def test_data(name: str, options: Options) -> dict[str, str]:
@@ -80,12 +88,6 @@ def table(results: dict[str, Any]) -> str:
 
 RUN_NAMES = tuple(f"{change}-{seed}" for seed in SEEDS for change in CHANGES)
 STUDY = Study("matching", RUN_NAMES, run_config, test_data, METRICS, table, {name: name for name in ASSOCIATIONS})
-
-
-@dataclass
-class MatchingOptions(Options):
-    figure: str | None = None
-    """Draw this run: frames 5 and 20 of test videos as matched pairs, as in the paper's appendix."""
 
 
 def draw_pairs(checkpoint: Path, path: Path, num_videos: int = 3) -> None:

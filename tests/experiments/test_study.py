@@ -157,9 +157,9 @@ def test_videos_are_fewer_than_images(tmp_path, monkeypatch):
 
 def test_pairs_begin_with_the_parts_of_the_checkpoint_and_differ_in_their_pairing():
     parts = load(matching.INITIAL).config
-    near = matching.run_config("near-0", Options(Path("runs")))
+    near = matching.run_config("near-0", matching.MatchingOptions(Path("runs")))
     for change in matching.CHANGES:
-        config = matching.run_config(f"{change}-0", Options(Path("runs")))
+        config = matching.run_config(f"{change}-0", matching.MatchingOptions(Path("runs")))
         assert all(getattr(config.model, part) == getattr(parts, part) for part in loop.PARTS)
         found = differences(config, near)
         assert all(name == "max_frame_gap" or name.startswith(("model.match", "model.pairing")) for name in found)
