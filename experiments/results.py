@@ -11,7 +11,6 @@ that of CLEVRTEX's evaluator, and the weights are lost. Tables of these runs sho
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import subprocess
@@ -27,6 +26,7 @@ import tyro
 from cutslots.evaluation.labels import EVALUATED_MASKS
 from cutslots.evaluation.published import PAPER, published_results
 from cutslots.files import read_lines, write_atomically
+from experiments.study import write_figure
 
 Record = dict[str, Any]
 PAPER_RUNS = {  # the paper's presets
@@ -578,7 +578,7 @@ def draw_curves(records: dict[str, Record], file: Path) -> None:
     axes[0].set_ylabel("ARI-FG, validation")
     shown = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(shown.values(), shown.keys(), fontsize=8, loc="outside right upper")
-    _write_figure(figure, file)
+    write_figure(figure, file)
 
 
 def draw_paper_curves(records: dict[str, Record], file: Path) -> None:
@@ -594,23 +594,13 @@ def draw_paper_curves(records: dict[str, Record], file: Path) -> None:
     axis.set(xlabel="step", ylabel="ARI-FG, validation", ylim=(0, 100))
     axis.grid(alpha=0.3)
     figure.legend(fontsize=8, loc="outside right upper")
-    _write_figure(figure, file)
+    write_figure(figure, file)
 
 
 def _labelled(records: dict[str, Record], name: str) -> list[tuple[str, Record]]:
     """Return the runs of a paper's preset; only the first has a label."""
     label = PAPER_RUNS[name].replace("`", "")
     return [(label if i == 0 else "", run) for i, run in enumerate(_seeds(records, f"paper/{name}"))]
-
-
-def _write_figure(figure: Any, file: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=110)
-    plt.close(figure)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, data.getvalue())
 
 
 def draw_images(folder: Path) -> None:

@@ -270,12 +270,12 @@ def curve(folder: Path) -> list[list[float]]:
 
 def draw_curves(kinds: Sequence[str], results: Mapping[str, Any], path: Path) -> None:
     """Draw validation curves, a panel for each kind of runs and a color for each seed."""
-    import matplotlib.pyplot as plt
-
     found = {kind: [results[name] for seed in SEEDS if (name := f"{kind}-{seed}") in results] for kind in kinds}
     panels = {kind: runs for kind, runs in found.items() if runs}
     if not panels:
         return
+    import matplotlib.pyplot as plt
+
     rows = -(-len(panels) // 3)
     figure, axes = plt.subplots(rows, 3, figsize=(9, 2.6 * rows), sharey=True, squeeze=False, layout="constrained")
     for axis, (kind, runs) in zip(axes.flat, panels.items(), strict=False):
@@ -288,6 +288,12 @@ def draw_curves(kinds: Sequence[str], results: Mapping[str, Any], path: Path) ->
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
     axes[0, 0].set_ylabel("ARI-FG, validation")
+    write_figure(figure, path)
+
+
+def write_figure(figure: Any, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=110)
     plt.close(figure)

@@ -253,7 +253,7 @@ def _open_all(
         raise ValueError("data is empty; expected names of datasets or folders")
     opened = {name: _open_with_masks(name, split, model.image_size, num_images) for name in data}
     for name, dataset in opened.items():
-        if dataset.frames == 1 and not model.takes_images:
+        if dataset.frames == 1 and model.spacetime:
             raise ValueError(
                 f"data is {name!r}, images, but {checkpoint} partitions clips; expected moving or movi-a:DIR"
             )

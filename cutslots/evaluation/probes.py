@@ -100,7 +100,7 @@ def _open_scenes(data: str, split: str, model: Discovery, count: int) -> Scenes:
     if count < 2:
         raise ValueError(f"the number of scenes is {count}; expected at least 2")
     scenes: Dataset = open_dataset(data, split, model.image_size, count, videos=True)
-    if not isinstance(scenes, Scenes) or scenes.frames > 1 or not model.takes_images:
+    if not isinstance(scenes, Scenes) or scenes.frames > 1 or model.spacetime:
         raise ValueError(f"data is {data!r}; expected built-in scenes that are images, and a model for images")
     return scenes
 

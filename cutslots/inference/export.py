@@ -117,7 +117,7 @@ def _check_arguments(out: Path, batch_size: int | None, overwrite: bool) -> None
 
 
 def _check_model(checkpoint: str, model: Discovery) -> None:
-    if not model.takes_images:
+    if model.spacetime:
         raise ValueError(f"checkpoint: {checkpoint} partitions clips; expected a model of images to export")
     if any(isinstance(module, GraphCut) for module in model.modules()):
         raise ValueError(

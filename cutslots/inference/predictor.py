@@ -42,7 +42,7 @@ def predict_images(
 
 def check_takes_images(model: Discovery, name: str = "model") -> None:
     """Raise ValueError for a model of clips."""
-    if not model.takes_images:
+    if model.spacetime:
         raise ValueError(f"{name} partitions clips, not images; see cutslots track and Discovery.track")
 
 

@@ -140,11 +140,6 @@ class Discovery(
         return self.slots.num_slots
 
     @property
-    def takes_images(self) -> bool:
-        """Whether it takes single images too, rather than clips only."""
-        return not self.spacetime
-
-    @property
     def reconstructs_features(self) -> bool:
         """Whether the decoder reconstructs the features of the encoder, instead of the image."""
         return isinstance(self.decoder, FeatureDecoder)
@@ -160,7 +155,7 @@ class Discovery(
     def forward_features(self, features: Tensor) -> ModelOutput:
         """Return the same for the features (B, C, h, w) of images, or (B, T, C, h, w) of clips: of `features`."""
         slots, partition_masks = self.slots(features)
-        return make_output(slots, partition_masks, self.decode(slots, *self.target(features))._asdict())
+        return make_output(slots, partition_masks, self.decode_frame(slots, *self.target(features))._asdict())
 
     def target(self, features: Tensor) -> tuple[Tensor, ...]:
         """Return what `decode` takes besides slots: features to reconstruct, or nothing."""
@@ -189,7 +184,7 @@ class Discovery(
         return self.decoder(slots, *target)
 
     def decode_frame(self, slots: Tensor, *target: Tensor) -> DecoderOutput | FeatureDecoderOutput:
-        """Decode the slots (B, K, D) of one frame, for tracking."""
+        """Decode the slots (B, K, D) of an image, or of one frame of a video."""
         return self.decode(slots, *target)
 
     def normalize(self, image: Tensor) -> Tensor:

@@ -88,6 +88,8 @@ class PairDiscovery(Discovery):
         super().__init__(encoder, slots, decoder)
         self.match_gamma = check_positive("match_gamma", match_gamma)
         self.match_temperature = check_positive("match_temperature", match_temperature)
+        if not 0 <= match_half_area <= 1:
+            raise ValueError(f"match_half_area is {match_half_area}; expected a number from 0 to 1")
         self.match_half_area = match_half_area
         self.match_projection = nn.Linear(slots.content_dim, match_dim, bias=False) if match_dim else nn.Identity()
         self.pairing = _build_pairing(pairing, slots.content_dim, motion_dim, code_dim)
@@ -100,11 +102,11 @@ class PairDiscovery(Discovery):
 
     def forward_features(self, features: Tensor) -> ModelOutput:
         if features.ndim == 4:
-            slots, masks = self.slots(features)
-            return make_output(slots, masks, self.decode_frame(slots, *self.target(features))._asdict())
+            return super().forward_features(features)
         frames = features.flatten(0, 1)
         slots, masks = (x.unflatten(0, features.shape[:2]) for x in self.slots(frames))
-        partner, weights = self.match(slots[:, 0], slots[:, 1], areas(masks[:, 0]), areas(masks[:, 1]))
+        areas = masks.flatten(3).mean(-1).unbind(1) if self.match_half_area else ()
+        partner, weights = self.match(slots[:, 0], slots[:, 1], *areas)
         transformed = self.transform(slots[:, 0], partner)
         # The masks of the second frame in the order of the first, as far as the matching is one to one.
         partner_masks = (weights @ masks[:, 1].flatten(2)).view_as(masks[:, 1])
@@ -150,11 +152,6 @@ class PairDiscovery(Discovery):
 
     def decode_frame(self, slots: Tensor, *target: Tensor) -> DecoderOutput | FeatureDecoderOutput:
         return self.decode(self.transform(slots, slots)[:, 1], *target)
-
-
-def areas(masks: Tensor) -> Tensor:
-    """Return the share (B, K) of pixels of masks (B, K, H, W)."""
-    return masks.flatten(2).mean(-1)
 
 
 # The pairings map slots s (B, K, D) of the first frame and their partners r to the slots (B, 2, K, D) of both frames.

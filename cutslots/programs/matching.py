@@ -94,9 +94,10 @@ def match_slots(
     check_positive("temperature", temperature)
     cost = -s @ t.transpose(-1, -2)
     if importance is not None:
-        if importance.shape[-2:] != cost.shape[-2:]:
-            shapes = f"{tuple(importance.shape)}; expected (..., {cost.shape[-2]}, {cost.shape[-1]})"
-            raise ValueError(f"importance has shape {shapes}, one value for every pair")
+        shape = tuple(getattr(importance, "shape", ()))
+        if shape[-2:] != cost.shape[-2:]:
+            expected = f"(..., {cost.shape[-2]}, {cost.shape[-1]}), one value for every pair"
+            raise ValueError(f"importance has shape {shape}; expected {expected}")
         cost = cost * importance
     weights = torch.softmax(Matching(s.shape[-2], t.shape[-2], gamma)(cost) / temperature, dim=-1).to(t.dtype)
     return MatchedSlots(weights @ t, weights)

@@ -328,7 +328,8 @@ def _initialized(config: TrainConfig) -> Discovery:
 
 def _parts(config: ModelConfig) -> dict[str, Any]:
     """Return what models of any kind share: the image size, the encoder, the slots and the decoder."""
-    return {name: MODELS.to_dict(config)[name] for name in ("image_size", *PARTS)}
+    values = MODELS.to_dict(config)
+    return {name: values[name] for name in ("image_size", *PARTS)}
 
 
 class Stop:

@@ -96,7 +96,6 @@ def test_a_frame_is_decoded_as_a_pair_of_itself():
 @pytest.mark.parametrize("pairing", ["joint", "shared", "separate"])
 def test_an_image_is_a_pair_of_itself(pairing):
     model, image = build(replace(PAIRS, pairing=pairing)).eval(), torch.rand(2, 3, 16, 16)
-    assert model.takes_images
     with torch.no_grad():
         output, (slots, masks) = model(image), model.encode(image)
         expected = model.decode(model.transform(slots, slots)[:, 1])
@@ -161,6 +160,13 @@ def test_both_frames_of_a_joint_pair_depend_on_one_slot():
     s, r = torch.randn(2, 1, 1, 16, dtype=torch.double)
     jacobian = torch.autograd.functional.jacobian(lambda x: model.pairing(*x.split(16, -1)), torch.cat([s, r], -1))
     assert torch.linalg.matrix_rank(jacobian.reshape(32, 32)) == 16
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
+def test_areas_are_shares_of_the_image(value):
+    parts = CNNEncoder(8, (3,)), CutSlots(8, 4, (8, 10), 20), PixelShuffleDecoder(20, (16, 20))
+    with pytest.raises(ValueError, match=rf"^match_half_area is {value}; expected a number from 0 to 1$"):
+        PairDiscovery(*parts, match_half_area=value)
 
 
 def test_a_pairing_that_does_not_exist():
