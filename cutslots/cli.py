@@ -75,6 +75,7 @@ def pretrain(preset: tyro.conf.Positional[str]) -> None:
 
 def run_training(words: list[str]) -> None:
     """Train with the options of `cutslots train`."""
+    _import_fabric()
     from cutslots.training import loop
     from cutslots.training.options import parse_train
 
@@ -85,12 +86,28 @@ def run_training(words: list[str]) -> None:
 
 def run_pretraining(words: list[str]) -> None:
     """Train an encoder with the options of `cutslots pretrain`."""
+    _import_fabric()
     from cutslots.training.options import parse_pretrain
     from cutslots.training.pretrain import pretrain
 
     config = parse_pretrain(words)
     with _resumable("pretrain", words):
         pretrain(config)
+
+
+def _import_fabric() -> None:
+    """Import Lightning Fabric without torchmetrics.
+
+    Fabric imports it for its version alone, and where transformers is installed that takes seconds.
+    """
+    hides = "torchmetrics" not in sys.modules
+    if hides:
+        sys.modules["torchmetrics"] = None  # type: ignore[assignment]
+    try:
+        import lightning_fabric  # noqa: F401
+    finally:
+        if hides:
+            del sys.modules["torchmetrics"]
 
 
 @contextlib.contextmanager
@@ -134,6 +151,7 @@ def evaluate(
         association: How slots of videos are associated over time: weighted by area, by the learned matching of
             pairs, or by the Hungarian algorithm on inner products (the paper's baseline). area by default.
     """
+    _import_fabric()
     from cutslots.devices import make_fabric
     from cutslots.evaluation.evaluate import evaluate
 

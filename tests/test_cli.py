@@ -58,6 +58,16 @@ def test_help_does_not_import_torch():
     assert done.returncode == 0, done.stderr
 
 
+def test_training_does_not_import_torchmetrics(tmp_path):
+    (tmp_path / "torchmetrics.py").write_text("raise RuntimeError('imported')")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from cutslots import cli; cli._import_fabric();"
+        "import lightning_fabric; assert 'torchmetrics' not in sys.modules; import torchmetrics"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.endswith("RuntimeError: imported\n")
+
+
 def test_help_lists_the_commands(run):
     done = run("--help")
     assert done.returncode == 0 and all(f" {command} " in done.stdout for command in COMMANDS)

@@ -27,7 +27,7 @@ LAUNCHES = {
     "a program crosses images": {"columns": 64, "steps": 3},
     "a program has several parts of a row": {"columns": 16, "steps": 5},
     "a program has half of the channels": {"columns": 16, "steps": 100, "channels": 32},
-    "sums by products": {"columns": 32, "steps": 7, "sum_by_product": True},
+    "a product has fewer rows than a warp group": {"columns": 32, "steps": 7},
 }
 
 
@@ -64,6 +64,9 @@ def test_output_conv(size, dtype, options):
     assert_equal([output], [decoder_head.output_conv(*exact[:3])], 0.005)
     gradients = decoder_head.kernels.output_conv_backward(g, x, weight, 0.1, launch("BACKWARD", **options))
     assert_equal(gradients, decoder_head.output_conv_backward(exact[3], *exact[:2], 0.1), 0.01)
+    for _ in range(0 if INTERPRETED else 50):  # a race shows in some launches only
+        again = decoder_head.kernels.output_conv_backward(g, x, weight, 0.1, launch("BACKWARD", **options))
+        assert all(map(torch.equal, again, gradients))
 
 
 @needs_kernels
