@@ -24,7 +24,7 @@ from cutslots.inference.prediction import MAX_PIXELS, Prediction, strips
 from cutslots.inference.prepare import Box, Images, Resize, fit_image, open_images
 from cutslots.models.discovery import Discovery, FeatureOutput, ModelOutput, check_finite, map_output
 from cutslots.models.mask_kinds import DEFAULT_MASK_KIND, MaskKind
-from cutslots.models.refinement import cut_masks, high_recall_masks, refine_masks, select_masks
+from cutslots.models.refinement import cut_masks, drop_fragments, high_recall_masks, refine_masks, select_masks
 from cutslots.models.training_data import output_errors
 
 
@@ -58,8 +58,9 @@ def predict_image(
     frame = run_model(model, model, image, resize)
     if masks not in ("refined", "high-recall"):
         return make_prediction(model, frame, select_masks(masks, frame.output, frame.pixels), name)
-    posterior = refine_masks(frame.output, frame.pixels, capacity=0)  # what is done to it next is no probability
-    refined = cut_masks(posterior, frame.pixels)
+    # What is done to the posterior next is no probability.
+    posterior = refine_masks(frame.output, frame.pixels, capacity=0, min_area=0)
+    refined = drop_fragments(cut_masks(posterior, frame.pixels))
     shown = high_recall_masks(refined) if masks == "high-recall" else refined
     return make_prediction(model, frame, shown, name, values=posterior, sharpen=masks == "refined")
 

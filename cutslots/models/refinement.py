@@ -1,26 +1,29 @@
 """Mask refinement: sharper masks with fewer fragments, computed from a model's output without training.
 
-The masks of a decoder are blurred, and several slots may share the background or one object. Four steps correct much
+The masks of a decoder are blurred, and several slots may share the background or one object. Five steps correct much
 of that:
 
     posterior   The masks m are a prior, and the pixel x is evidence. With slot reconstructions r_k,
                     posterior_k  proportional to  m_k exp(-|x - r_k|^2 / (2 pixel_sigma^2))
     merging     Slots k and j are merged, the most similar pair first, while
                     sum m_k m_j |r_k - r_j|^2 / sum m_k m_j  <  merge_threshold * variance of the reconstruction
+                    d_kj  <  color_threshold,    d_kj = 1 - sum sqrt(h_k h_j)
                 The sums are over pixels; squares and variance are means over channels. Slots are compared only
-                where their masks overlap: elsewhere a slot's reconstruction is not trained.
-    background  Slots of one texture may not overlap, so their colors in the image are compared too. The background b
-                is the largest slot. With h_k the color histogram of slot k, slot k is merged into b if
-                    d_k  <  background_threshold * sqrt(1 - c_k) * s^2,    d_k = 1 - sum sqrt(h_k h_b)
-                where s is the mean of the three largest d of slots with enough pixels, and c_k the mean posterior on
+                where their masks overlap: elsewhere a slot's reconstruction is not trained. h_k is the color histogram
+                of the pixels of slot k: two objects that touch differ in it, even if they are drawn alike where they
+                do.
+    background  Slots of one texture may not overlap. The background b is the largest slot. Slot k is merged into b if
+                    d_kb  <  background_threshold * sqrt(1 - c_k) * s^2
+                where s is the mean of the three largest d_kb of slots with enough pixels, and c_k the mean posterior on
                 the pixels of slot k. Where objects have the colors of the background, s is small and nothing is
                 merged. A slot that is certain of its pixels has to be more similar.
     cut         The logarithm of each mask is smoothed by a minimum cut (`MinCut`), whose capacities are high between
                 pixels of one color and low across edges of the image:
                     capacity * exp(-|x_u - x_v|^2 / (2 edge_sigma^2))
+    fragments   A slot that has fewer than `min_area` of the pixels left is none: others get them.
 
-`refine_masks` does all four. A model that reconstructs features has no colors to compare: its masks, upsampled from
-the feature grid, are cut, but there is no posterior, and nothing is merged.
+`refine_masks` does all five. A model that reconstructs features has no colors to compare: its masks, upsampled from
+the feature grid, are cut and lose their fragments, but there is no posterior, and nothing is merged.
 
 One more step is optional: `high_recall_masks` down-weights the background, the largest slot, in favor of slots with
 enough confidence. `mask_kinds.py` lists the kinds of masks by name.
@@ -42,14 +45,16 @@ from cutslots.models.mask_kinds import MASK_KINDS, MaskKind
 from cutslots.programs.min_cut import MinCut
 
 PIXEL_SIGMA = 0.2  # standard deviation of a pixel's channel around its slot reconstruction
-MERGE_THRESHOLD = 1.0  # slots less different than this fraction of the reconstruction's variance are merged
+MERGE_THRESHOLD = 1.5  # slots less different than this fraction of the reconstruction's variance are merged
+COLOR_THRESHOLD = 0.45  # slots whose colors differ more are not
+MIN_AREA = 0.003  # of the image; smaller slots are fragments
 VIDEO_MERGE_THRESHOLD = 0.3  # lower than for images: slots of a video are merged in all frames at once
 BACKGROUND_WEIGHT = 1 / 50  # factor on the background in high-recall masks
 MIN_CONFIDENCE = 0.55  # mean mask value a slot needs on the pixels that it gains from the background
 MIN_OVERLAP = 1 / 800  # fraction of the image in which two slots must overlap to be compared
 
 # Chosen on validation scenes of each family and on renders, by six checkpoints; see docs/log.md.
-BACKGROUND_THRESHOLD = 0.8  # slots whose colors differ less from the background's are merged into it
+BACKGROUND_THRESHOLD = 1.1  # slots whose colors differ less from the background's are merged into it
 VIDEO_BACKGROUND_THRESHOLD = 0.0  # off: no videos were evaluated with it yet
 COLOR_BINS = 8  # of a channel, in histograms
 NUM_DISTINCT = 3  # slots that differ most from the background and say how much objects do
@@ -66,6 +71,7 @@ MAX_KERNEL_SIZE = 128  # of a side: one CUDA kernel does all iterations of such 
 DEFAULTS = {  # recorded with every evaluation
     "pixel_sigma": PIXEL_SIGMA,
     "merge_threshold": MERGE_THRESHOLD,
+    "color_threshold": COLOR_THRESHOLD,
     "video_merge_threshold": VIDEO_MERGE_THRESHOLD,
     "background_weight": BACKGROUND_WEIGHT,
     "min_confidence": MIN_CONFIDENCE,
@@ -74,6 +80,7 @@ DEFAULTS = {  # recorded with every evaluation
     "video_background_threshold": VIDEO_BACKGROUND_THRESHOLD,
     "capacity": CAPACITY,
     "edge_sigma": EDGE_SIGMA,
+    "min_area": MIN_AREA,
 }
 
 
@@ -96,12 +103,14 @@ def refine_masks(
     capacity: float = CAPACITY,
     edge_sigma: float = EDGE_SIGMA,
     background_threshold: float = BACKGROUND_THRESHOLD,
+    color_threshold: float = COLOR_THRESHOLD,
+    min_area: float = MIN_AREA,
 ) -> Tensor:
     """Return posterior masks (B, K, H, W) with similar slots merged, cut along the edges of the image.
 
-    They sum to one over K. A slot that is merged into another one is empty. `image` (B, 3, H, W) is uint8, or floating
-    point in [0, 1]. A negative `merge_threshold` merges no similar slots, a `background_threshold` of 0 merges none
-    into the background, and a `capacity` of 0 cuts nothing.
+    They sum to one over K. A slot that is merged into another one, or is a fragment, is empty. `image` (B, 3, H, W) is
+    uint8, or floating point in [0, 1]. A negative `merge_threshold` merges no similar slots, a `background_threshold`
+    of 0 merges none into the background, a `capacity` of 0 cuts nothing, and a `min_area` of 0 keeps all fragments.
 
     >>> from cutslots import load
     >>> image = torch.rand(2, 3, 64, 64)
@@ -109,10 +118,12 @@ def refine_masks(
     torch.Size([2, 6, 64, 64])
     """
     posterior = posterior_masks(output, image, pixel_sigma)
-    target = merge_slots(slot_overlap(output), merge_threshold, min_overlap)
-    if background_threshold > 0 and can_compare_colors(output):
-        target = merge_background(slot_colors(posterior, image), target, background_threshold)
-    return cut_masks(merge_masks(posterior, target), image, capacity, edge_sigma)
+    colors = slot_colors(posterior, image) if can_compare_colors(output) else None
+    histogram = None if colors is None else colors.histogram
+    target = merge_slots(slot_overlap(output), merge_threshold, min_overlap, histogram, color_threshold)
+    if background_threshold > 0 and colors is not None:
+        target = merge_background(colors, target, background_threshold)
+    return drop_fragments(cut_masks(merge_masks(posterior, target), image, capacity, edge_sigma), min_area)
 
 
 def refine_video_masks(
@@ -201,6 +212,20 @@ def cut_masks(masks: Tensor, image: Tensor, capacity: float = CAPACITY, edge_sig
     return (_cut_all if in_one_kernel else _cut_present)(cut, capacities, masks)
 
 
+def drop_fragments(masks: Tensor, min_area: float = MIN_AREA) -> Tensor:
+    """Return masks (B, K, H, W) in which slots that are the largest on less than `min_area` of the pixels are empty.
+
+    Slots that are the largest nowhere stay as they are: they may be objects that the background covers.
+    """
+    largest = masks.argmax(1).flatten(1)
+    ones = torch.ones_like(largest, dtype=torch.int32)
+    pixels = torch.zeros(masks.shape[:2], dtype=torch.int32, device=masks.device).scatter_add_(1, largest, ones)
+    is_fragment = (pixels > 0) & (pixels < min_area * largest.shape[1]) & (pixels < pixels.amax(1, keepdim=True))
+    kept = masks.masked_fill(is_fragment[:, :, None, None], 0)
+    total = kept.sum(1, keepdim=True)
+    return torch.where(is_fragment.any(1)[:, None, None, None] & (total > 0), kept / total.clamp(min=1e-30), masks)
+
+
 def _cut_present(cut: MinCut, capacities: Tensor, masks: Tensor) -> Tensor:
     """Cut the slots that have pixels."""
     present = _is_present(masks)
@@ -277,20 +302,28 @@ def _wide_dtype(x: Tensor) -> torch.dtype:
 
 
 def merge_slots(
-    statistics: SlotOverlap, merge_threshold: float = MERGE_THRESHOLD, min_overlap: float = MIN_OVERLAP
+    statistics: SlotOverlap,
+    merge_threshold: float = MERGE_THRESHOLD,
+    min_overlap: float = MIN_OVERLAP,
+    histogram: Tensor | None = None,
+    color_threshold: float = COLOR_THRESHOLD,
 ) -> Tensor:
     """Return the slot that each slot is merged into, (B, K). A slot that is not merged maps to itself.
 
     The most similar pair of overlapping slots is merged first, the smaller slot into the larger one. Then the pairs are
-    compared again, until no pair is similar enough.
+    compared again, until no pair is similar enough. With a `histogram` of colors (B, K, N) of each slot, slots that
+    differ in color are not merged.
     """
     overlap, distance, area = (x.clone() for x in statistics[:3])
+    histogram = None if histogram is None else histogram.clone()
     B, K = area.shape
     target = torch.arange(K, device=area.device).repeat(B, 1)
     batch = torch.arange(B, device=area.device)
     diagonal = torch.eye(K, dtype=torch.bool, device=area.device)
     for _ in range(K - 1):
         apart = diagonal | (overlap < min_overlap) | (overlap == 0)
+        if histogram is not None:
+            apart = apart | (_color_distances(histogram) >= color_threshold)
         dissimilarity = (distance / overlap).masked_fill(apart, torch.inf)
         smallest, pair = dissimilarity.flatten(1).min(1)
         merge = smallest < merge_threshold * statistics.variance  # (B,): the images that have a pair to merge
@@ -307,6 +340,8 @@ def merge_slots(
             x[batch, small] = torch.where(merge[:, None], 0, x[batch, small])
             x[batch, :, small] = torch.where(merge[:, None], 0, x[batch, :, small])
         area[batch, large] += torch.where(merge, area[batch, small], 0)
+        if histogram is not None:
+            histogram[batch, large] += torch.where(merge[:, None], histogram[batch, small], 0)
     return target
 
 
@@ -341,7 +376,7 @@ def merge_background(
     area = histogram.sum(2)
     background = area.argmax(1, keepdim=True)
     others = (area > 0).scatter(1, background, False)
-    distance = _color_distance(histogram, background)
+    distance = _color_distances(histogram).gather(2, background[:, None].expand(-1, area.shape[1], -1)).squeeze(2)
     confidence = (merged.mT @ statistics.overlap @ merged).diagonal(dim1=1, dim2=2) / area.clamp(min=1e-9)
     scale = _mean_of_largest(distance, others & (area > MIN_DISTINCT_AREA))
     limit = background_threshold * (1 - confidence).clamp(min=0).sqrt() * scale.square()
@@ -349,11 +384,10 @@ def merge_background(
     return torch.where(joins.gather(1, target), background, target)
 
 
-def _color_distance(histogram: Tensor, reference: Tensor) -> Tensor:
-    """Return the squared Hellinger distance (B, K), from 0 to 1, of histograms (B, K, N) to that at `reference`."""
+def _color_distances(histogram: Tensor) -> Tensor:
+    """Return the squared Hellinger distances (B, K, K), from 0 to 1, of histograms (B, K, N)."""
     roots = (histogram / histogram.sum(2, keepdim=True).clamp(min=1e-9)).sqrt()
-    chosen = roots.gather(1, reference[:, :, None].expand(-1, -1, roots.shape[2]))
-    return (1 - (roots * chosen).sum(2)).clamp(min=0)
+    return (1 - roots @ roots.mT).clamp(min=0)
 
 
 def _mean_of_largest(values: Tensor, counted: Tensor) -> Tensor:

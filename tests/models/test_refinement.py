@@ -20,6 +20,7 @@ from cutslots.models.refinement import (
     SlotColors,
     SlotOverlap,
     cut_masks,
+    drop_fragments,
     edge_capacities,
     high_recall_masks,
     merge_background,
@@ -49,8 +50,13 @@ def random_case(seed, B=2, K=5, H=6, W=6):
     return make_output(masks, slot_reconstructions), torch.rand(B, 3, H, W, generator=generator)
 
 
-def merge_by_brute_force(masks, slot_reconstructions, merge_threshold):
+def merge_by_brute_force(masks, slot_reconstructions, merge_threshold, colors=None, color_threshold=0.0):
     """Merge the slots of one image as the module describes it. Merged slots are lists of their members."""
+
+    def color_distance(one, other):
+        sums = [sum(colors[k].numpy() for k in groups[name]) for name in (one, other)]
+        return 1 - sum(math.sqrt(a / sums[0].sum() * b / sums[1].sum()) for a, b in zip(*sums, strict=True))
+
     reconstruction = (masks[:, None] * slot_reconstructions).sum(0)
     limit = merge_threshold * reconstruction.flatten(1).var(1, correction=0).mean().item()
     groups = {k: [k] for k in range(len(masks))}
@@ -64,6 +70,7 @@ def merge_by_brute_force(masks, slot_reconstructions, merge_threshold):
                 squares = (slot_reconstructions[k] - slot_reconstructions[j]).square().mean(0)
                 distance += (both * squares).mean().item()
             similar = overlap >= MIN_OVERLAP and distance / overlap < limit
+            similar = similar and (colors is None or color_distance(one, other) < color_threshold)
             if similar and (best is None or distance / overlap < best[0]):
                 best = distance / overlap, one, other
         if best is None:
@@ -80,6 +87,27 @@ def test_merging_equals_brute_force(seed, merge_threshold):
     pairs = zip(case.masks, case.slot_reconstructions, strict=True)
     expected = [merge_by_brute_force(masks, slots, merge_threshold) for masks, slots in pairs]
     assert merge_slots(slot_overlap(case), merge_threshold).tolist() == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), color_threshold=st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.1]))
+def test_merging_of_like_colors_equals_brute_force(seed, color_threshold):
+    case, _ = random_case(seed)
+    case = DiscoveryOutput(*(x.double() for x in case))
+    colors = torch.rand(2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) ** 2
+    triples = zip(case.masks, case.slot_reconstructions, colors, strict=True)
+    expected = [merge_by_brute_force(*images[:2], 3.0, images[2], color_threshold) for images in triples]
+    assert merge_slots(slot_overlap(case), 3.0, MIN_OVERLAP, colors, color_threshold).tolist() == expected
+
+
+def test_slots_that_differ_in_color_are_not_merged():
+    """Slots 0 and 1 share half of their colors: a distance of 1/2. Together with 1, slot 0 has a quarter in common
+    with slot 2: 1 - sqrt(1/4 * 1/2) = 0.65."""
+    statistics = statistics_of({(0, 1): 0.1, (0, 2): 0.1}, {(0, 1): 0.001, (0, 2): 0.002}, (0.4, 0.3, 0.2))
+    colors = torch.tensor([[[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]]).double()
+    for threshold, expected in ((0.49, [0, 1, 2]), (0.51, [0, 0, 2]), (0.64, [0, 0, 2]), (0.65, [0, 0, 0])):
+        assert merge_slots(statistics, 1e9, MIN_OVERLAP, colors, threshold).tolist() == [expected]
+    assert colors[0, 0].tolist() == [1, 1, 0, 0], "the caller's histograms stay"
 
 
 def test_merging_by_hand():
@@ -134,9 +162,9 @@ def test_min_overlap_is_enough_to_be_compared():
 
 
 def test_slots_as_different_as_the_threshold_are_not_merged():
-    for distance, expected in ((0.05, [0, 1]), (0.0499, [0, 0])):
-        statistics = statistics_of({(0, 1): 0.1}, {(0, 1): distance}, (0.6, 0.4), variance=0.5)
-        assert merge_slots(statistics).tolist() == [expected], "the default threshold is the variance"
+    for distance, expected in ((0.09375, [0, 1]), (0.0937, [0, 0])):
+        statistics = statistics_of({(0, 1): 0.125}, {(0, 1): distance}, (0.6, 0.4), variance=0.5)
+        assert merge_slots(statistics).tolist() == [expected], "the default threshold is 1.5 times the variance"
 
 
 def test_overlaps_of_frames_are_averaged(monkeypatch):
@@ -170,15 +198,17 @@ def test_defaults_are_recorded():
     """The values of the recorded evaluations."""
     assert refinement.DEFAULTS == {
         "pixel_sigma": 0.2,
-        "merge_threshold": 1.0,
+        "merge_threshold": 1.5,
+        "color_threshold": 0.45,
         "video_merge_threshold": 0.3,
         "background_weight": 0.02,
         "min_confidence": 0.55,
         "min_overlap": 0.00125,
-        "background_threshold": 0.8,
+        "background_threshold": 1.1,
         "video_background_threshold": 0.0,
         "capacity": 6.0,
         "edge_sigma": 0.09,
+        "min_area": 0.003,
     }
 
 
@@ -504,7 +534,7 @@ def test_video_of_one_frame_equals_an_image():
     case, image = random_case(7)
     options = {name: refinement.DEFAULTS[name] for name in ("merge_threshold", "background_threshold")}
     (masks,) = refine_video_masks([case], image[:, None], **options)
-    torch.testing.assert_close(masks, refine_masks(case, image))
+    torch.testing.assert_close(masks, refine_masks(case, image, color_threshold=2.0, min_area=0.0))
 
 
 def test_slots_are_merged_in_all_frames_or_in_none():
@@ -534,10 +564,11 @@ def test_min_overlap_is_an_argument():
 
 def test_capacity_and_edge_sigma_are_arguments():
     case, image = random_case(4)
-    merged = refine_masks(case, image, capacity=0.0)
+    alike = {"color_threshold": 2.0, "min_area": 0.0}  # as for videos
+    merged = refine_masks(case, image, capacity=0.0, **alike)
     for capacity, edge_sigma in ((1.0, 0.09), (6.0, 0.5)):
         expected = cut_masks(merged, image, capacity, edge_sigma)
-        assert torch.equal(refine_masks(case, image, capacity=capacity, edge_sigma=edge_sigma), expected)
+        assert torch.equal(refine_masks(case, image, capacity=capacity, edge_sigma=edge_sigma, **alike), expected)
         options = {"merge_threshold": MERGE_THRESHOLD, "capacity": capacity, "edge_sigma": edge_sigma}
         options["background_threshold"] = refinement.BACKGROUND_THRESHOLD
         assert torch.equal(refine_video_masks([case], image[:, None], **options)[0], expected)
@@ -574,6 +605,42 @@ def test_cuts_are_computed_in_float32():
     for dtype in (torch.float16, torch.bfloat16):
         cut = cut_masks(case.masks.to(dtype), image)
         assert cut.dtype == torch.float32 and cut.isfinite().all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), min_area=st.sampled_from([0.0, 0.05, 0.1, 0.2, 0.5, 1.0]))
+def test_fragments_by_brute_force(seed, min_area):
+    case, _ = random_case(seed, W=7)
+    found = drop_fragments(case.masks, min_area)
+    for masks, left in zip(case.masks, found, strict=True):
+        pixels = [int((masks.argmax(0) == k).sum()) for k in range(5)]
+        fragments = [k for k in range(5) if 0 < pixels[k] < min_area * 42 and pixels[k] < max(pixels)]
+        kept = masks.clone()
+        kept[fragments] = 0
+        torch.testing.assert_close(left, kept / kept.sum(0))
+        assert fragments or torch.equal(left, masks), "nothing changes without fragments"
+
+
+def test_a_pixel_that_belongs_to_a_fragment_alone_stays():
+    masks = torch.zeros(1, 2, 10, 10)
+    masks[0, 0], masks[0, :, 0, 0] = 1, torch.tensor([0.0, 1.0])
+    assert torch.equal(drop_fragments(masks, 0.5), masks)
+
+
+def test_slots_below_the_background_are_no_fragments():
+    masks = torch.tensor([0.6, 0.4]).view(1, 2, 1, 1).expand(1, 2, 8, 8)
+    assert torch.equal(drop_fragments(masks, 1.0), masks)
+
+
+def test_color_threshold_and_min_area_are_arguments():
+    case, image = random_case(4)
+    uncut = {"merge_threshold": 1e9, "capacity": 0.0, "background_threshold": 0.0, "min_area": 0.0}
+    posterior = posterior_masks(case, image)
+    assert torch.equal(refine_masks(case, image, **uncut, color_threshold=0.0), posterior)
+    assert not torch.equal(refine_masks(case, image, **uncut, color_threshold=2.0), posterior)
+    for min_area in (0.1, 0.3):
+        whole = refine_masks(case, image, min_area=0.0)
+        assert torch.equal(refine_masks(case, image, min_area=min_area), drop_fragments(whole, min_area))
 
 
 def test_pixel_sigma_is_an_argument():
