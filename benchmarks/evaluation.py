@@ -67,15 +67,19 @@ def merge_slots_before(
     statistics: SlotOverlap,
     merge_threshold: float = refinement.MERGE_THRESHOLD,
     min_overlap: float = refinement.MIN_OVERLAP,
+    histogram: Tensor | None = None,
+    color_threshold: float = refinement.COLOR_THRESHOLD,
 ) -> Tensor:
     """Merge slots, with the images that have a pair to merge selected in every step."""
     overlap, distance, area = (x.clone() for x in statistics[:3])
+    histogram = None if histogram is None else histogram.clone()
     B, K = area.shape
     target = torch.arange(K, device=area.device).repeat(B, 1)
     batch = torch.arange(B, device=area.device)
     diagonal = torch.eye(K, dtype=torch.bool, device=area.device)
     for _ in range(K - 1):
         apart = diagonal | (overlap < min_overlap) | (overlap == 0)
+        apart = apart | refinement._differ_in_color(histogram, color_threshold)
         smallest, pair = (distance / overlap).masked_fill(apart, torch.inf).flatten(1).min(1)
         merge = smallest < merge_threshold * statistics.variance
         if not merge.any():
@@ -89,6 +93,8 @@ def merge_slots_before(
             x[b, :, large] += x[b, :, small]
             x[b, small], x[b, :, small] = 0, 0
         area[b, large] += area[b, small]
+        if histogram is not None:
+            histogram[b, large] += histogram[b, small]
     return target
 
 

@@ -23,7 +23,8 @@ class MaskKindInfo(NamedTuple):
 MASK_KINDS: dict[str, MaskKindInfo] = {
     "decoder": MaskKindInfo("", "Masks of the decoder, unchanged."),
     "refined": MaskKindInfo(
-        "refined_", "Decoder masks updated with the evidence of each pixel, similar slots merged, cut along edges."
+        "refined_",
+        "Decoder masks updated with the evidence of each pixel, similar slots merged, cut along edges, no fragments.",
     ),
     "high-recall": MaskKindInfo(
         "high_recall_", "Refined masks with the background down-weighted: fewer objects are missed, outlines are wider."

@@ -7,11 +7,12 @@ of that:
                     posterior_k  proportional to  m_k exp(-|x - r_k|^2 / (2 pixel_sigma^2))
     merging     Slots k and j are merged, the most similar pair first, while
                     sum m_k m_j |r_k - r_j|^2 / sum m_k m_j  <  merge_threshold * variance of the reconstruction
+                and their colors are alike:
                     d_kj  <  color_threshold,    d_kj = 1 - sum sqrt(h_k h_j)
                 The sums are over pixels; squares and variance are means over channels. Slots are compared only
                 where their masks overlap: elsewhere a slot's reconstruction is not trained. h_k is the color histogram
-                of the pixels of slot k: two objects that touch differ in it, even if they are drawn alike where they
-                do.
+                of the pixels of slot k: two objects that touch differ in it, even if their reconstructions are alike
+                where they overlap.
     background  Slots of one texture may not overlap. The background b is the largest slot. Slot k is merged into b if
                     d_kb  <  background_threshold * sqrt(1 - c_k) * s^2
                 where s is the mean of the three largest d_kb of slots with enough pixels, and c_k the mean posterior on
@@ -20,10 +21,10 @@ of that:
     cut         The logarithm of each mask is smoothed by a minimum cut (`MinCut`), whose capacities are high between
                 pixels of one color and low across edges of the image:
                     capacity * exp(-|x_u - x_v|^2 / (2 edge_sigma^2))
-    fragments   A slot that has fewer than `min_area` of the pixels left is none: others get them.
+    fragments   A slot that wins less than `min_area` of the pixels is emptied; other slots get its pixels.
 
 `refine_masks` does all five. A model that reconstructs features has no colors to compare: its masks, upsampled from
-the feature grid, are cut and lose their fragments, but there is no posterior, and nothing is merged.
+the feature grid, are cut, but there is no posterior, nothing is merged, and small slots stay.
 
 One more step is optional: `high_recall_masks` down-weights the background, the largest slot, in favor of slots with
 enough confidence. `mask_kinds.py` lists the kinds of masks by name.
@@ -45,15 +46,16 @@ from cutslots.models.mask_kinds import MASK_KINDS, MaskKind
 from cutslots.programs.min_cut import MinCut
 
 PIXEL_SIGMA = 0.2  # standard deviation of a pixel's channel around its slot reconstruction
-MERGE_THRESHOLD = 1.5  # slots less different than this fraction of the reconstruction's variance are merged
-COLOR_THRESHOLD = 0.45  # slots whose colors differ more are not
-MIN_AREA = 0.003  # of the image; smaller slots are fragments
 VIDEO_MERGE_THRESHOLD = 0.3  # lower than for images: slots of a video are merged in all frames at once
 BACKGROUND_WEIGHT = 1 / 50  # factor on the background in high-recall masks
 MIN_CONFIDENCE = 0.55  # mean mask value a slot needs on the pixels that it gains from the background
 MIN_OVERLAP = 1 / 800  # fraction of the image in which two slots must overlap to be compared
 
-# Chosen on validation scenes of each family and on renders, by six checkpoints; see docs/log.md.
+# Chosen on validation scenes of each family and on renders; see "merging by reconstructions and by colors" in
+# docs/log.md.
+MERGE_THRESHOLD = 1.5  # slots less different than this multiple of the reconstruction's variance are merged
+COLOR_THRESHOLD = 0.45  # slots whose histograms differ by this or more are not merged
+MIN_AREA = 0.003  # of the image; slots that win less are fragments
 BACKGROUND_THRESHOLD = 1.1  # slots whose colors differ less from the background's are merged into it
 VIDEO_BACKGROUND_THRESHOLD = 0.0  # off: no videos were evaluated with it yet
 COLOR_BINS = 8  # of a channel, in histograms
@@ -106,11 +108,12 @@ def refine_masks(
     color_threshold: float = COLOR_THRESHOLD,
     min_area: float = MIN_AREA,
 ) -> Tensor:
-    """Return posterior masks (B, K, H, W) with similar slots merged, cut along the edges of the image.
+    """Return posterior masks (B, K, H, W) with similar slots merged, cut along the edges, without fragments.
 
     They sum to one over K. A slot that is merged into another one, or is a fragment, is empty. `image` (B, 3, H, W) is
-    uint8, or floating point in [0, 1]. A negative `merge_threshold` merges no similar slots, a `background_threshold`
-    of 0 merges none into the background, a `capacity` of 0 cuts nothing, and a `min_area` of 0 keeps all fragments.
+    uint8, or floating point in [0, 1]. A negative `merge_threshold` merges no similar slots, a `color_threshold` above
+    1 ignores colors, a `background_threshold` of 0 merges none into the background, a `capacity` of 0 cuts nothing, and
+    a `min_area` of 0 keeps fragments.
 
     >>> from cutslots import load
     >>> image = torch.rand(2, 3, 64, 64)
@@ -123,7 +126,7 @@ def refine_masks(
     target = merge_slots(slot_overlap(output), merge_threshold, min_overlap, histogram, color_threshold)
     if background_threshold > 0 and colors is not None:
         target = merge_background(colors, target, background_threshold)
-    return drop_fragments(cut_masks(merge_masks(posterior, target), image, capacity, edge_sigma), min_area)
+    return finish_masks(output, merge_masks(posterior, target), image, capacity, edge_sigma, min_area)
 
 
 def refine_video_masks(
@@ -212,18 +215,32 @@ def cut_masks(masks: Tensor, image: Tensor, capacity: float = CAPACITY, edge_sig
     return (_cut_all if in_one_kernel else _cut_present)(cut, capacities, masks)
 
 
-def drop_fragments(masks: Tensor, min_area: float = MIN_AREA) -> Tensor:
-    """Return masks (B, K, H, W) in which slots that are the largest on less than `min_area` of the pixels are empty.
+def finish_masks(
+    output: ModelOutput,
+    masks: Tensor,
+    image: Tensor,
+    capacity: float = CAPACITY,
+    edge_sigma: float = EDGE_SIGMA,
+    min_area: float = MIN_AREA,
+) -> Tensor:
+    """Return merged masks (B, K, H, W) of an output, cut along the edges of the image, without fragments."""
+    cut = cut_masks(masks, image, capacity, edge_sigma)
+    return drop_fragments(cut, min_area) if can_compare_colors(output) else cut
 
-    Slots that are the largest nowhere stay as they are: they may be objects that the background covers.
+
+def drop_fragments(masks: Tensor, min_area: float = MIN_AREA) -> Tensor:
+    """Return masks (B, K, H, W) in which slots that win less than `min_area` of the pixels are empty.
+
+    Slots that win no pixel stay as they are: they may be objects that the background covers. They may win pixels of a
+    fragment. So may the fragment itself, where no other slot has a mask.
     """
     largest = masks.argmax(1).flatten(1)
     ones = torch.ones_like(largest, dtype=torch.int32)
     pixels = torch.zeros(masks.shape[:2], dtype=torch.int32, device=masks.device).scatter_add_(1, largest, ones)
     is_fragment = (pixels > 0) & (pixels < min_area * largest.shape[1]) & (pixels < pixels.amax(1, keepdim=True))
     kept = masks.masked_fill(is_fragment[:, :, None, None], 0)
-    total = kept.sum(1, keepdim=True)
-    return torch.where(is_fragment.any(1)[:, None, None, None] & (total > 0), kept / total.clamp(min=1e-30), masks)
+    total, tiny = kept.sum(1, keepdim=True), torch.finfo(masks.dtype).tiny
+    return torch.where(is_fragment.any(1)[:, None, None, None] & (total > tiny), kept / total.clamp(min=tiny), masks)
 
 
 def _cut_present(cut: MinCut, capacities: Tensor, masks: Tensor) -> Tensor:
@@ -321,9 +338,7 @@ def merge_slots(
     batch = torch.arange(B, device=area.device)
     diagonal = torch.eye(K, dtype=torch.bool, device=area.device)
     for _ in range(K - 1):
-        apart = diagonal | (overlap < min_overlap) | (overlap == 0)
-        if histogram is not None:
-            apart = apart | (_color_distances(histogram) >= color_threshold)
+        apart = diagonal | (overlap < min_overlap) | (overlap == 0) | _differ_in_color(histogram, color_threshold)
         dissimilarity = (distance / overlap).masked_fill(apart, torch.inf)
         smallest, pair = dissimilarity.flatten(1).min(1)
         merge = smallest < merge_threshold * statistics.variance  # (B,): the images that have a pair to merge
@@ -382,6 +397,11 @@ def merge_background(
     limit = background_threshold * (1 - confidence).clamp(min=0).sqrt() * scale.square()
     joins = others & (distance < limit)
     return torch.where(joins.gather(1, target), background, target)
+
+
+def _differ_in_color(histogram: Tensor | None, color_threshold: float) -> Tensor | bool:
+    """Return which pairs of slots differ in color, (B, K, K); False if colors are not compared."""
+    return False if histogram is None else _color_distances(histogram) >= color_threshold
 
 
 def _color_distances(histogram: Tensor) -> Tensor:

@@ -36,8 +36,9 @@ FORWARD = Launch(columns=128, steps=187, num_warps=8, num_stages=3)
 BACKWARD = Launch(columns=64, steps=94, num_warps=8, num_stages=3, max_registers=128)
 ACTIVATION = Launch(columns=64, steps=16, num_warps=8, num_stages=1)  # columns of 128 channels
 MIN_PROGRAMS = 256  # below, a GPU is not filled
-# Of a product on a warp group. With fewer columns one of the two products of the backward kernel is none, and in a loop
-# of several stages its gradients of the taps were wrong by up to 20 % in some launches on an H200 (Triton 3.6).
+# Smallest number of rows of a product on a warp group. With fewer columns one of the two products of the backward
+# kernel is not one, and in a loop of several stages its gradients of the taps were wrong in some launches on an H200,
+# by up to 22 % (Triton 3.6).
 WGMMA_ROWS = 64
 LARGE_SHARED_MEMORY = 160 * 1024  # bytes, for three stages
 
@@ -47,6 +48,10 @@ def _fit(launch: Launch, work: int, device: torch.device) -> Launch:
     steps = next((steps for steps in (launch.steps, 16) if work >= MIN_PROGRAMS * steps), 1)
     is_large = device.type != "cuda" or _shared_memory(device) >= LARGE_SHARED_MEMORY
     return launch._replace(steps=steps, num_stages=launch.num_stages if is_large else 2)
+
+
+def _backward_stages(launch: Launch, columns: int) -> int:
+    return launch.num_stages if columns >= WGMMA_ROWS else 1
 
 
 @functools.cache
@@ -255,7 +260,7 @@ def output_conv_backward(
                 columns,
                 W // columns,
                 num_warps=launch.num_warps,
-                num_stages=launch.num_stages if columns >= WGMMA_ROWS else 1,
+                num_stages=_backward_stages(launch, columns),
                 maxnreg=launch.max_registers,
             )
     taps_grad = taps_grad.sum(0)

@@ -102,7 +102,7 @@ def test_merging_of_like_colors_equals_brute_force(seed, color_threshold):
 
 def test_slots_that_differ_in_color_are_not_merged():
     """Slots 0 and 1 share half of their colors: a distance of 1/2. Together with 1, slot 0 has a quarter in common
-    with slot 2: 1 - sqrt(1/4 * 1/2) = 0.65."""
+    with slot 2: 1 - sqrt(1/4 * 1/2) = 0.646."""
     statistics = statistics_of({(0, 1): 0.1, (0, 2): 0.1}, {(0, 1): 0.001, (0, 2): 0.002}, (0.4, 0.3, 0.2))
     colors = torch.tensor([[[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]]).double()
     for threshold, expected in ((0.49, [0, 1, 2]), (0.51, [0, 0, 2]), (0.64, [0, 0, 2]), (0.65, [0, 0, 0])):
@@ -298,7 +298,7 @@ def test_order_of_slots_does_not_matter():
     torch.testing.assert_close(refine_masks(permuted, image), refine_masks(case, image)[:, order])
 
 
-def test_fragments_of_the_background_are_merged():
+def test_parts_of_the_background_are_merged():
     truth = torch.zeros(1, 16, 16, dtype=torch.long)
     truth[:, 4:8, 4:8], truth[:, 9:14, 8:15] = 1, 2
     colors = torch.tensor([[0.2, 0.3, 0.4], [0.9, 0.1, 0.1], [0.1, 0.8, 0.2]])
@@ -524,7 +524,7 @@ def test_colors_of_frames_are_averaged():
     assert merges(image, image) == merges(image)
     both = [slot_colors(posterior_masks(case, frame, 10.0), frame) for frame in (image, blue)]
     mean = SlotColors(*((a + b) / 2 for a, b in zip(*both, strict=True)))
-    assert merges(image, blue) == merge_background(mean, torch.arange(6)[None]).tolist()
+    assert merges(image, blue) == merge_background(mean, torch.arange(6)[None], 0.8).tolist()
 
 
 # ----------------------------------------------------------------------------------------------- videos, kinds, options
@@ -621,6 +621,33 @@ def test_fragments_by_brute_force(seed, min_area):
         assert fragments or torch.equal(left, masks), "nothing changes without fragments"
 
 
+def fragment_case():
+    """A 32x32 image of two halves, in which slot 2 wins three pixels: fewer than 0.3 %, which are 3.07."""
+    labels = (torch.arange(32) >= 16).long().expand(2, 32, 32).clone()
+    labels[:, 5, 3:6] = 2
+    masks = (0.98 * F.one_hot(labels, 3) + 0.01).movedim(-1, 1) / 1.01
+    slots = torch.eye(3).view(1, 3, 3, 1, 1).expand(2, 3, 3, 32, 32)
+    return make_output(masks, slots), torch.eye(3)[labels].movedim(-1, 1), labels
+
+
+def test_refined_masks_have_no_fragments():
+    case, image, labels = fragment_case()
+    options = {"capacity": 0.0, "background_threshold": 0.0}
+    assert torch.equal(refine_masks(case, image, **options, min_area=0.0).argmax(1), labels)
+    masks = refine_masks(case, image, **options)
+    assert torch.equal(masks.argmax(1), labels.where(labels < 2, 0)) and not masks[:, 2].any()
+    torch.testing.assert_close(masks.sum(1), torch.ones(2, 32, 32))
+    alone = refine_masks(DiscoveryOutput(*(x[:1] for x in case)), image[:1], **options)
+    torch.testing.assert_close(masks[:1], alone)
+    assert torch.equal(select_masks("refined", case, image), refine_masks(case, image))
+
+
+def test_a_slot_of_exactly_the_smallest_area_stays():
+    case, _, labels = fragment_case()
+    for min_area, kept in ((3 / 1024, True), (3.01 / 1024, False)):
+        assert torch.equal(drop_fragments(case.masks, min_area).argmax(1), labels) == kept
+
+
 def test_a_pixel_that_belongs_to_a_fragment_alone_stays():
     masks = torch.zeros(1, 2, 10, 10)
     masks[0, 0], masks[0, :, 0, 0] = 1, torch.tensor([0.0, 1.0])
@@ -638,9 +665,9 @@ def test_color_threshold_and_min_area_are_arguments():
     posterior = posterior_masks(case, image)
     assert torch.equal(refine_masks(case, image, **uncut, color_threshold=0.0), posterior)
     assert not torch.equal(refine_masks(case, image, **uncut, color_threshold=2.0), posterior)
-    for min_area in (0.1, 0.3):
-        whole = refine_masks(case, image, min_area=0.0)
-        assert torch.equal(refine_masks(case, image, min_area=min_area), drop_fragments(whole, min_area))
+    whole = refine_masks(case, image, min_area=0.0)
+    dropped = refine_masks(case, image, min_area=0.2)
+    assert torch.equal(dropped, drop_fragments(whole, 0.2)) and not torch.equal(dropped, whole)
 
 
 def test_pixel_sigma_is_an_argument():

@@ -70,6 +70,12 @@ def test_output_conv(size, dtype, options):
 
 
 @needs_kernels
+def test_narrow_launches_have_one_stage():
+    stages = [decoder_head.kernels._backward_stages(decoder_head.kernels.BACKWARD, columns) for columns in (16, 32, 64)]
+    assert stages == [1, 1, decoder_head.kernels.BACKWARD.num_stages] and stages[2] > 1
+
+
+@needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES + CUDA_SIZES, ids=str)
 def test_activation_backward(size, dtype):
