@@ -214,7 +214,7 @@ class Discovery(
         Warns once if images are far from the training data of the checkpoint.
 
         >>> model = Discovery.from_pretrained("tiny-64")
-        >>> scene = cutslots.Scenes("plain", split="test", size=64)[3].image
+        >>> scene = cutslots.Scenes("plain", split="test", size=64)[6].image
         >>> prediction = model.predict(scene)[0]
         >>> prediction.masks.shape, prediction.boxes.shape, prediction.scores.shape
         ((3, 64, 64), (3, 4), (3,))
