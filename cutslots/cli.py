@@ -46,6 +46,9 @@ PublishedDataset = Literal[
 Accelerator = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "32-true", "bf16-mixed"]
 Checkpoint = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
+Images = Annotated[
+    tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="(required)")
+]
 Out = Annotated[Path, tyro.conf.arg(aliases=["-o"])]
 Plugins = Annotated[
     tyro.conf.UseAppendAction[tuple[str, ...]],
@@ -189,7 +192,7 @@ def probe(
 
 def predict(
     checkpoint: Checkpoint,
-    images: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES")],
+    images: Images,
     out: Out,
     device: str = "auto",
     masks: MaskKind = "refined",
@@ -198,14 +201,14 @@ def predict(
     overwrite: bool = False,
     plugins: Plugins = (),
 ) -> None:
-    """Run inference on an image or a folder of images: overlay, masks, reconstruction, COCO JSON.
+    """Run inference on images or folders of images: overlay, masks, reconstruction, COCO JSON.
 
     The checkpoints of the package are trained on rendered scenes, not on photographs. A warning says when images are
     far from the training data.
 
     Args:
         checkpoint: A run folder, a .safetensors file or the name of a checkpoint (`cutslots parts`).
-        images: An image or a folder of images, of any mode, up to 178 megapixels.
+        images: Images or folders of images, of any mode, up to 178 megapixels.
         out: The folder to write to.
         device: cpu, cuda, cuda:1, mps; by default CUDA where available.
         masks: refined: the posterior of the decoder's masks given the image, similar slots merged, then a minimum cut

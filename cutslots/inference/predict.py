@@ -19,7 +19,7 @@ import contextlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from cutslots.models.mask_kinds import DEFAULT_MASK_KIND, MaskKind
 
 def predict(
     checkpoint: str,
-    images: Path,
+    images: Path | Sequence[Path],
     out: Path,
     device: str = "auto",
     overwrite: bool = False,
@@ -55,19 +55,22 @@ def predict(
     plugins: Iterable[str | Path] = (),
     background: bool = True,
 ) -> bool:
-    """Write the objects in an image, or in all images of a folder, to `out`.
+    """Write the objects in images, each an image or a folder of images, to `out`.
 
     Returns False if some image cannot be read: a message names it, and the others are written. `overwrite` replaces an
     earlier prediction in the folder. `plugins` register the parts of a model that has its own. Without `background` the
     background has no mask and no annotation.
     """
-    names = _folder_names(find_images(images), out)
+    paths = [images] if isinstance(images, Path) else list(images)
+    if not paths:
+        raise ValueError("images: there are none; expected an image or a folder of images")
+    names = _folder_names([file for path in paths for file in find_images(path)], out)
     model = load(checkpoint, resolve_device(device), plugins)
     check_takes_images(model, f"checkpoint: {checkpoint}")
     request: dict[str, Any] = {
         "command": "predict",
         "checkpoint": str(checkpoint),
-        "images": str(images),
+        "images": [str(path) for path in paths],
         "masks": masks,
     }
     request |= {
@@ -111,7 +114,7 @@ def _folder_names(files: list[Path], out: Path) -> dict[Path, str]:
     """Return the name of the folder in `out` that each image is written to; raise ValueError if two are the same."""
     names = {file: file.stem.replace(".", "_") for file in files}
     for name in (name for name, count in Counter(names.values()).items() if count > 1):
-        same = ", ".join(file.name for file in files if names[file] == name)
+        same = ", ".join(str(file) for file in names if names[file] == name)
         raise ValueError(f"images: {same} would all be written to {out / name}; expected names that differ")
     return names
 

@@ -341,10 +341,37 @@ def test_command_line_prints_one_sentence(checkpoint, tmp_path):
     assert errors.read_text() == "cutslots: images: there is no nowhere.png; expected an image or a folder of images\n"
 
 
+def test_no_images(checkpoint, tmp_path):
+    with pytest.raises(ValueError, match=r"^images: there are none; expected an image or a folder of images$"):
+        predict(checkpoint, (), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_several_images_and_folders(checkpoint, images, predicted, tmp_path):
+    """An image that is given twice, alone and with its folder, is written once."""
+    (tmp_path / "more").mkdir()
+    shutil.copy(images / "wide.png", tmp_path / "more" / "other.png")
+    paths = [images / "tall.png", images, tmp_path / "more"]
+    assert predict(checkpoint, paths, tmp_path / "out", device="cpu", masks="decoder")
+    labels = {file.parent.name: file.read_bytes() for file in (tmp_path / "out").glob("*/labels.png")}
+    expected = {file.parent.name: file.read_bytes() for file in predicted.glob("*/labels.png")}
+    assert labels == expected | {"other": expected["wide"]}
+    record = json.loads((tmp_path / "out" / "coco.json").read_text())
+    assert len(record["images"]) == len(labels) and record["images"][0]["file_name"] == "tall.png"
+
+
+def test_images_of_several_folders_that_would_share_a_folder(checkpoint, images, tmp_path):
+    (tmp_path / "more").mkdir()
+    shutil.copy(images / "wide.png", tmp_path / "more")
+    with pytest.raises(ValueError, match=r"images.*/wide\.png, .*more/wide\.png would all be written to"):
+        predict(checkpoint, [images, tmp_path / "more"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_images_that_would_share_a_folder(checkpoint, tmp_path):
     for name in ("a.b.png", "a_b.png"):
         Image.new("RGB", (8, 8)).save(tmp_path / name)
-    with pytest.raises(ValueError, match=r"a\.b\.png, a_b\.png would all be written to"):
+    with pytest.raises(ValueError, match=r"a\.b\.png, .*a_b\.png would all be written to"):
         predict(checkpoint, tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
