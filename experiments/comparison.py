@@ -29,7 +29,7 @@ from cutslots.viz.palette import PALETTE
 from experiments.study import SEEDS, Group, Options, Study, make_quick, make_table, run_study
 from experiments.table import NO_CONSISTENCY, SLOT_ATTENTION, parse
 
-SCHEDULE = "ours --num-images endless --max-steps 8000"
+SCHEDULE = "ours --num-images endless --data.num-flat-scenes 0 --max-steps 8000"
 LOSSES = "--loss.mask-consistency-start 4000 --loss.foreground-penalty 3e-4 --loss.foreground-penalty-start 4000"
 METHODS = {
     "cut": LOSSES,

@@ -64,7 +64,7 @@ def penalty(value: float) -> str:
 
 
 RUNS = {
-    "textured-scratch": "ours --num-images endless --max-steps 10000",
+    "textured-scratch": "ours --num-images endless --data.num-flat-scenes 0 --max-steps 10000",
     "textured": f"{TEXTURED} {penalty(7e-4)}",
     "textured-renders": f"{TEXTURED} {penalty(7e-4)}",
     "textured-strong-renders": f"{TEXTURED} {penalty(1.5e-3)}",

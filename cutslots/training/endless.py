@@ -1,8 +1,9 @@
 """`EndlessLoader`: built-in scenes that never repeat, rendered while the network trains.
 
 Step s trains on scenes s * batch_size to (s + 1) * batch_size - 1 of the training split, which is unlimited. They have
-the seed of the run; without `endless`, all runs have the scenes of seed 0. A thread renders them several steps ahead,
-on a GPU in a stream of its own.
+the seed of the run; without `endless`, all runs have the scenes of seed 0. Before the texture ramp, only the first
+`num_flat_scenes` are used, if the data say so. A thread renders scenes several steps ahead, on a GPU in a stream of its
+own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from cutslots.scenes.scene_batch import SceneBatch
 from cutslots.training.config import RunConfig
 from cutslots.training.data import open_split
 from cutslots.training.loader import LOW_CONTRAST, TEXTURE_STRENGTH, TrainLoader
-from cutslots.training.schedules import texture_range
+from cutslots.training.schedules import has_flat_textures, texture_range
 
 # Rendered at once. Beside a training that fills the device every small kernel of the sampler waits, so that the time of
 # a block hardly depends on its size.
@@ -107,17 +108,23 @@ class EndlessLoader(TrainLoader):
 
     def _contents(self, steps: range) -> SceneBatch:
         """Return what the scenes of these steps contain, with the textures that the steps ask for."""
-        size, scenes = self.config.batch_size, self.scenes
-        indices = np.concatenate([self._share(np.arange(step * size, (step + 1) * size)) for step in steps])
-        seed, where = self.config.seed, self.fabric.device
-        address = (scenes.family, "train", seed, indices)
-        contents = sample_scenes(*address, scenes.num_objects, where, scenes.variation)
+        scenes, indices = self.scenes, np.concatenate([self.indices(step) for step in steps])
+        address = (scenes.family, "train", self.config.seed, indices)
+        contents = sample_scenes(*address, scenes.num_objects, self.fabric.device, scenes.variation)
         device = contents.count.device
         strength = np.concatenate([self._strength(step) for step in steps])
         if (strength < 1).any():
             contents = contents.scale_textures(torch.from_numpy(strength).to(device))
         blend = np.concatenate([self._blend(step) for step in steps])
         return contents.blend_into_ground(torch.from_numpy(blend).to(device)) if blend.any() else contents
+
+    def indices(self, step: int) -> np.ndarray:
+        """Return the scenes of this process at a step."""
+        size, options = self.config.batch_size, self.config.data
+        indices = np.arange(step * size, (step + 1) * size)
+        if isinstance(options, TexturedSceneConfig) and options.num_flat_scenes and has_flat_textures(options, step):
+            indices %= options.num_flat_scenes
+        return self._share(indices)
 
     def _strength(self, step: int) -> np.ndarray:
         """Return the strength of the textures of each image."""

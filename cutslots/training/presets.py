@@ -202,7 +202,7 @@ add_preset(
     replace(
         PRESETS["clevr"],
         model=OURS,
-        data=TexturedConfig(texture_ramp_start=2_000, texture_ramp_end=5_000),
+        data=TexturedConfig(texture_ramp_start=2_000, texture_ramp_end=5_000, num_flat_scenes=450),
         loss=replace(
             NO_BLUR_NO_PENALTY, blur=5.0, blur_steps=2_000, mask_consistency=1e-3, mask_consistency_start=2_000
         ),

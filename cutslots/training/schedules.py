@@ -15,6 +15,11 @@ def learning_rate(config: RunConfig, step: int) -> float:
     return config.lr * warmup * config.lr_decay ** (step / config.lr_decay_steps)
 
 
+def has_flat_textures(data: TexturedSceneConfig, step: int) -> bool:
+    """Return whether the texture ramp has not begun."""
+    return step < min(data.texture_ramp_start, data.texture_ramp_end)
+
+
 def texture_range(data: TexturedSceneConfig, step: int) -> tuple[float, float]:
     """Return the smallest and largest strength of textures: nearly flat at first, then a linear ramp."""
     risen = (step - data.texture_ramp_start) / max(data.texture_ramp_end - data.texture_ramp_start, 1)

@@ -62,6 +62,40 @@ def test_scenes_never_repeat_and_differ_between_seeds():
     assert len(images.flatten(1).unique(dim=0)) == len(images) == 100
 
 
+def test_few_scenes_repeat_before_the_ramp():
+    ramp = {"data": "textured", "data__texture_ramp_start": 5, "data__texture_ramp_end": 6}
+    loader = EndlessLoader(config(**ramp, data__num_flat_scenes=6), fabric(), 0)
+    assert [loader.indices(step).tolist() for step in range(7)] == [
+        [0, 1, 2, 3],
+        [4, 5, 0, 1],
+        [2, 3, 4, 5],
+        [0, 1, 2, 3],
+        [4, 5, 0, 1],
+        [20, 21, 22, 23],
+        [24, 25, 26, 27],
+    ]
+    parts = [EndlessLoader(loader.config, fabric(rank=rank, world_size=2), 0).indices(1) for rank in (0, 1)]
+    assert np.concatenate(parts).tolist() == [4, 5, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"data": "plain"}, {"data": "textured", "data__num_flat_scenes": 6, "data__texture_ramp_start": 5}]
+)
+def test_none_repeat_without_a_ramp(changes):
+    loader = EndlessLoader(config(**changes), fabric(), 0)
+    assert loader.indices(3).tolist() == [12, 13, 14, 15]
+
+
+def test_images_of_repeated_scenes_have_the_textures_of_their_step():
+    ramp = {"data": "textured", "data__texture_ramp_start": 4, "data__texture_ramp_end": 6}
+    run = config(**ramp, data__num_flat_scenes=6)
+    for step, image in enumerate(steps(run, 0, 4)):
+        contents = sample_scenes("textured", "train", 5, np.arange(4 * step, 4 * step + 4) % 6)
+        strength = np.random.default_rng([5, step, TEXTURE_STRENGTH]).uniform(*texture_range(run.data, step), 4)
+        expected = render(contents.scale_textures(torch.from_numpy(strength)), (16, 16)).image[:, 0]
+        assert torch.equal(image, expected), step
+
+
 def test_textures_follow_the_ramp():
     ramp = {"data": "textured", "data__texture_ramp_start": 2, "data__texture_ramp_end": 6}
     run = config(**ramp)

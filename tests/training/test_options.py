@@ -111,7 +111,7 @@ def test_data_by_text():
 
 
 def test_data_keeps_the_curriculum_of_the_preset():
-    ramp = {"texture_ramp_start": 2_000, "texture_ramp_end": 5_000}
+    ramp = {"texture_ramp_start": 2_000, "texture_ramp_end": 5_000, "num_flat_scenes": 450}
     assert parse_train(["ours", "--data", "camo:1-2"]).data == CamoConfig(num_objects=(1, 2), **ramp)
     assert parse_train(["ours", "--data", "textured"]).data == TexturedConfig(**ramp)
     assert parse_train(["ours", "--data", "plain"]).data == PlainConfig(), "which has no textures"

@@ -162,7 +162,7 @@ def test_ours_has_positions_a_pyramid_a_blur_a_texture_ramp_and_mask_consistency
     config = PRESETS["ours"]
     assert config.model.slots.relative_positions and config.model.encoder.pyramid_levels == 4
     assert config.model.slots.partition.background_anchor == 1.0
-    assert config.data == TexturedConfig(texture_ramp_start=2_000, texture_ramp_end=5_000)
+    assert config.data == TexturedConfig(texture_ramp_start=2_000, texture_ramp_end=5_000, num_flat_scenes=450)
     consistency = {"mask_consistency": 1e-3, "mask_consistency_start": 2_000}
     assert config.loss == MSEConfig(blur=5.0, blur_steps=2_000, **consistency)
     assert isinstance(config.model.decoder, PixelShuffleConfig)
