@@ -37,11 +37,10 @@ PAPER_RUNS = {  # the paper's presets
     "graph-ocl-textured": "`graph-ocl`, full textures",
 }
 TEMPERATURE = {  # readings of the paper's temperature of the combined slots
-    "background-plain": "`tiny`, 0.1 between background and foreground",
-    "combined-plain": "`tiny`, 0.1 over the combined masks",
-    "background-textured": "`clevrtex`, 0.1 between background and foreground",
-    "combined-textured": "`clevrtex`, 0.1 over the combined masks",
-    "softmax-textured": "the same without cuts (softmax)",
+    "temperature/background-plain": "`tiny`, 0.1 between background and foreground",
+    "temperature/combined-plain": "`tiny`, 0.1 over the combined masks",
+    "temperature/background-textured": "`clevrtex` at 64x64, 0.1 between background and foreground",
+    "partition/cut": "`clevrtex` at 64x64, 0.1 over the combined masks",
 }
 PARTITION = {"cut": "cut", "softmax": "no-cut ablation (softmax)"}  # in the paper's textured model at 64x64
 COMPARISON = {  # methods and their names in tables
@@ -334,8 +333,8 @@ def temperature(records: dict[str, Record]) -> str:
     """Return the readings of the temperature of the combined slots by decoder masks, over seeds."""
     rows = []
     for name, label in TEMPERATURE.items():
-        runs = _seeds(records, f"temperature/{name}")
-        for family in ("plain:2-5", "textured", "camo"):
+        runs = _seeds(records, name)
+        for family in ("plain:2-5", "textured:3-6", "camo:3-6"):
             rows += _test_row(label, family, [run for run in runs if family in run["scores"]])
     return _facts(records, "temperature/") + _table("reading | steps | seeds | scenes | ARI-FG | ARI | mIoU", rows)
 

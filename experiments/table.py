@@ -59,15 +59,13 @@ Group = Literal[
 UNLIMITED = 10**6  # steps of a run that is limited by time
 TEST_FAMILIES = {"plain": ("plain",), "textured": ("textured", "ood", "camo")}  # by the family of the training data
 PAPER_SCHEDULE = "--num-images 24000 --lr-decay-steps 15000"
-PAPER_RAMP = "--data.texture-ramp-start 4000 --data.texture-ramp-end 10000"
+PAPER_TEXTURED = "clevrtex --num-images 24000 --lr-decay-steps 8000 --max-steps 16000 --eval-every 2000"
+PAPER_RAMP = "--data.texture-ramp-start 4000 --data.texture-ramp-end 9000"
 PAPER = {  # command lines of the paper's presets, with their seeds
     "clevr-plain": (f"clevr {PAPER_SCHEDULE} --max-steps 30000", (0,)),
-    "clevrtex-textured": (f"clevrtex {PAPER_SCHEDULE} {PAPER_RAMP} --max-steps 20000", SEEDS),
-    "clevrtex-softmax-textured": (
-        f"clevrtex {PAPER_SCHEDULE} {PAPER_RAMP} --max-steps 20000 --slots.partition softmax",
-        SEEDS,
-    ),
-    "clevrtex-full-textures-textured": (f"clevrtex {PAPER_SCHEDULE} --max-steps 20000", (0,)),
+    "clevrtex-textured": (f"{PAPER_TEXTURED} {PAPER_RAMP}", SEEDS),
+    "clevrtex-softmax-textured": (f"{PAPER_TEXTURED} {PAPER_RAMP} --slots.partition softmax", SEEDS),
+    "clevrtex-full-textures-textured": (PAPER_TEXTURED, (0,)),
     "graph-ocl-textured": ("graph-ocl --num-images 24000 --max-steps 20000 --precision bf16-mixed", (0,)),
 }
 # A quarter of the pixels and 8 slots for 3 to 6 objects: twelve times as fast as clevrtex at 128x128.
@@ -78,16 +76,10 @@ PARTITION_BASE = (
 PARTITION = {"cut": "", "softmax": "--slots.partition softmax"}
 FIRST_READING = "--slots.partition.background-temperature 0.1 --slots.partition.combined-temperature None"
 SECOND_READING = "--slots.partition.background-temperature 0.5 --slots.partition.combined-temperature 0.1"
-EARLY_RAMP = "--data.texture-ramp-start 1500 --data.texture-ramp-end 3500"
-TEMPERATURE = {
+TEMPERATURE = {  # the other reading on textured scenes is that of the group `partition`
     "background-plain": (f"tiny --precision 32-true --compile off {FIRST_READING}", range(4)),
     "combined-plain": (f"tiny --precision 32-true --compile off {SECOND_READING}", range(4)),
-    "background-textured": (f"clevrtex {PAPER_SCHEDULE} {EARLY_RAMP} --max-steps 5960 {FIRST_READING}", (0,)),
-    "combined-textured": (f"clevrtex {PAPER_SCHEDULE} {EARLY_RAMP} --max-steps 5760", (0,)),
-    "softmax-textured": (
-        f"clevrtex {PAPER_SCHEDULE} {EARLY_RAMP} --max-steps 5780 --slots.partition softmax",
-        (0,),
-    ),
+    "background-textured": (f"{PARTITION_BASE} {FIRST_READING}", SEEDS),
 }
 # Preset `ours` as it was when these runs began, without mask consistency.
 NO_CONSISTENCY = "--loss.mask-consistency 0 --loss.mask-consistency-start 0"
@@ -238,7 +230,7 @@ def partition(options: Options) -> dict[str, Run]:
 
 def temperature(options: Options) -> dict[str, Run]:
     """Return the runs of both readings of the temperature of the combined slots."""
-    test_data: dict[str, tuple[str, ...]] = {"plain": ("plain:2-5",), "textured": ("textured", "camo")}
+    test_data: dict[str, tuple[str, ...]] = {"plain": ("plain:2-5",), "textured": ("textured:3-6", "camo:3-6")}
     return {
         f"temperature/{name}-{seed}": Run(
             "temperature", replace(parse(words), seed=seed), test_data[name.rpartition("-")[2]]

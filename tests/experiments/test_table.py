@@ -86,7 +86,8 @@ def test_run_names_give_group_and_seed():
 def test_runs_of_the_papers_presets_change_the_schedule_alone():
     runs = group("paper")
     assert {name.partition("/")[2].rpartition("-")[0] for name in runs} == set(PAPER_RUNS), "the table lists every run"
-    schedule = {"seed", "num_images", "lr_decay_steps", "max_steps", "data.texture_ramp_start", "data.texture_ramp_end"}
+    schedule = {"seed", "num_images", "lr_decay_steps", "max_steps", "eval_every"}
+    schedule |= {"data.texture_ramp_start", "data.texture_ramp_end"}
     for name, run in runs.items():
         changes = {"model.slots.partition"} if "softmax" in name else {"precision"} if "graph-ocl" in name else set()
         assert differences(run.config, PRESETS[run.config.preset]) <= schedule | changes, name
@@ -107,14 +108,16 @@ def test_partition_runs_differ_in_the_partition_alone():
 
 def test_readings_of_the_temperature_differ_in_nothing_else():
     runs = group("temperature")
-    assert {name.partition("/")[2].rpartition("-")[0] for name in runs} == set(TEMPERATURE), "the table lists every run"
-    for family, seeds in (("plain", range(4)), ("textured", (0,))):
-        for seed in seeds:
-            one, other = (runs[f"temperature/{x}-{family}-{seed}"].config for x in ("background", "combined"))
-            partition = "model.slots.partition"
-            changed = {f"{partition}.background_temperature", f"{partition}.combined_temperature"}
-            assert differences(one, other) - {"max_steps"} == changed
-            assert other.model.slots.partition.combined_temperature == 0.1
+    listed = {name.rpartition("-")[0] for name in runs} | {"partition/cut"}
+    assert listed == set(TEMPERATURE), "the table lists every run"
+    pairs = [(runs[f"temperature/background-plain-{s}"], runs[f"temperature/combined-plain-{s}"]) for s in range(4)]
+    cuts = group("partition")
+    pairs += [(runs[f"temperature/background-textured-{s}"], cuts[f"partition/cut-{s}"]) for s in range(3)]
+    for one, other in pairs:
+        partition = "model.slots.partition"
+        changed = {f"{partition}.background_temperature", f"{partition}.combined_temperature"}
+        assert differences(one.config, other.config) == changed and one.test_data == other.test_data
+        assert other.config.model.slots.partition.combined_temperature == 0.1
 
 
 def test_comparison_runs_have_equal_time():
@@ -170,7 +173,7 @@ def test_sweep_of_slot_attention_is_a_shorter_comparison_with_other_learning_rat
     runs = group("slot_attention_lr")
     assert set(runs) == {f"slot_attention_lr/{name}-8" for name in SLOT_ATTENTION_LR}, "the table lists every run"
     attention = comparison.run_config("slot-attention-0", study.Options(Path("runs")))
-    shorter = {"lr", "warmup_steps", "seed", "max_steps", "num_images", "num_eval_images"}
+    shorter = {"lr", "warmup_steps", "seed", "max_steps", "num_images", "num_eval_images", "data.num_flat_scenes"}
     for name, (lr, warmup) in SLOT_ATTENTION_LR.items():
         run = runs[f"slot_attention_lr/{name}-8"]
         config = run.config
