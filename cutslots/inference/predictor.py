@@ -24,7 +24,7 @@ from cutslots.inference.prediction import MAX_PIXELS, Prediction, strips
 from cutslots.inference.prepare import Box, Images, Resize, fit_image, open_images
 from cutslots.models.discovery import Discovery, FeatureOutput, ModelOutput, check_finite, map_output
 from cutslots.models.mask_kinds import DEFAULT_MASK_KIND, MaskKind
-from cutslots.models.refinement import finish_masks, high_recall_masks, refine_masks, select_masks
+from cutslots.models.refinement import finish_masks, high_recall_masks, merge_posterior, select_masks
 from cutslots.models.training_data import output_errors
 
 
@@ -58,9 +58,8 @@ def predict_image(
     frame = run_model(model, model, image, resize)
     if masks not in ("refined", "high-recall"):
         return make_prediction(model, frame, select_masks(masks, frame.output, frame.pixels), name)
-    # What is done to the posterior next is no probability.
-    posterior = refine_masks(frame.output, frame.pixels, capacity=0, min_area=0)
-    refined = finish_masks(frame.output, posterior, frame.pixels)
+    merged = merge_posterior(frame.output, frame.pixels)
+    refined, posterior = finish_masks(frame.output, merged, frame.pixels)
     shown = high_recall_masks(refined) if masks == "high-recall" else refined
     return make_prediction(model, frame, shown, name, values=posterior, sharpen=masks == "refined")
 

@@ -1,7 +1,7 @@
 """Mask refinement: sharper masks with fewer fragments, computed from a model's output without training.
 
-The masks of a decoder are blurred, and several slots may share the background or one object. Five steps correct much
-of that:
+The masks of a decoder are blurred, several slots may share the background or one object, and the background may cover
+objects. Seven steps correct much of that:
 
     posterior   The masks m are a prior, and the pixel x is evidence. With slot reconstructions r_k,
                     posterior_k  proportional to  m_k exp(-|x - r_k|^2 / (2 pixel_sigma^2))
@@ -18,13 +18,18 @@ of that:
                 where s is the mean of the three largest d_kb of slots with enough pixels, and c_k the mean posterior on
                 the pixels of slot k. Where objects have the colors of the background, s is small and nothing is
                 merged. A slot that is certain of its pixels has to be more similar.
+    colors      Each mask is multiplied by how common the color of the pixel is in its slot, h_k(x) / sum h_k, to a
+                power of `color_weight`, if colors tell objects from the background.
     cut         The logarithm of each mask is smoothed by a minimum cut (`MinCut`), whose capacities are high between
                 pixels of one color and low across edges of the image:
                     capacity * exp(-|x_u - x_v|^2 / (2 edge_sigma^2))
     fragments   A slot that wins less than `min_area` of the pixels is emptied; other slots get its pixels.
+    missed      Regions of the background whose colors less than `rare_color` of it have become objects, in slots that
+                have no pixels.
 
-`refine_masks` does all five. A model that reconstructs features has no colors to compare: its masks, upsampled from
-the feature grid, are cut, but there is no posterior, nothing is merged, and small slots stay.
+`refine_masks` does all seven; `slot_colors.py` has those that compare colors. A model that reconstructs features has no
+colors to compare: its masks, upsampled from the feature grid, are cut, but there is no posterior, nothing is merged or
+added, and small slots stay.
 
 One more step is optional: `high_recall_masks` down-weights the background, the largest slot, in favor of slots with
 enough confidence. `mask_kinds.py` lists the kinds of masks by name.
@@ -43,6 +48,18 @@ from torch import Tensor, nn
 
 from cutslots.models.discovery import DiscoveryOutput, FeatureOutput, ModelOutput, to_float
 from cutslots.models.mask_kinds import MASK_KINDS, MaskKind
+from cutslots.models.slot_colors import (
+    BACKGROUND_THRESHOLD,
+    COLOR_WEIGHT,
+    RARE_COLOR,
+    SlotColors,
+    color_distances,
+    find_missed_objects,
+    merge_background,
+    slot_colors,
+    weigh_colors,
+    wide_dtype,
+)
 from cutslots.programs.min_cut import MinCut
 
 PIXEL_SIGMA = 0.2  # standard deviation of a pixel's channel around its slot reconstruction
@@ -56,12 +73,7 @@ MIN_OVERLAP = 1 / 800  # fraction of the image in which two slots must overlap t
 MERGE_THRESHOLD = 1.5  # slots less different than this multiple of the reconstruction's variance are merged
 COLOR_THRESHOLD = 0.45  # slots whose histograms differ by this or more are not merged
 MIN_AREA = 0.003  # of the image; slots that win less are fragments
-BACKGROUND_THRESHOLD = 1.1  # slots whose colors differ less from the background's are merged into it
 VIDEO_BACKGROUND_THRESHOLD = 0.0  # off: no videos were evaluated with it yet
-COLOR_BINS = 8  # of a channel, in histograms
-NUM_DISTINCT = 3  # slots that differ most from the background and say how much objects do
-MIN_DISTINCT_AREA = 1 / 200  # fraction of the image; the histogram of a smaller slot differs because it has few pixels
-MASK_LEVELS = 256  # masks are rounded for histograms: sums of integers are exact in any order
 
 # Chosen on 40 validation scenes of each family; see docs/results.md.
 CAPACITY = 6.0  # of an edge between pixels of one color, in units of log-probability
@@ -83,6 +95,8 @@ DEFAULTS = {  # recorded with every evaluation
     "capacity": CAPACITY,
     "edge_sigma": EDGE_SIGMA,
     "min_area": MIN_AREA,
+    "color_weight": COLOR_WEIGHT,
+    "rare_color": RARE_COLOR,
 }
 
 
@@ -107,26 +121,45 @@ def refine_masks(
     background_threshold: float = BACKGROUND_THRESHOLD,
     color_threshold: float = COLOR_THRESHOLD,
     min_area: float = MIN_AREA,
+    color_weight: float = COLOR_WEIGHT,
+    rare_color: float = RARE_COLOR,
 ) -> Tensor:
     """Return posterior masks (B, K, H, W) with similar slots merged, cut along the edges, without fragments.
 
     They sum to one over K. A slot that is merged into another one, or is a fragment, is empty. `image` (B, 3, H, W) is
     uint8, or floating point in [0, 1]. A negative `merge_threshold` merges no similar slots, a `color_threshold` above
-    1 ignores colors, a `background_threshold` of 0 merges none into the background, a `capacity` of 0 cuts nothing, and
-    a `min_area` of 0 keeps fragments.
+    1 ignores colors, a `background_threshold` of 0 merges none into the background, a `color_weight` of 0 leaves masks
+    as they are, a `capacity` of 0 cuts nothing, a `min_area` of 0 keeps fragments, and a `rare_color` of 0 finds no
+    missed objects.
 
     >>> from cutslots import load
     >>> image = torch.rand(2, 3, 64, 64)
     >>> refine_masks(load("tiny-64")(image), image).shape
     torch.Size([2, 6, 64, 64])
     """
+    options = (pixel_sigma, merge_threshold, min_overlap, background_threshold, color_threshold)
+    merged = merge_posterior(output, image, *options)
+    finish = (capacity, edge_sigma, min_area, color_weight, rare_color)
+    return finish_masks(output, merged, image, *finish)[0]
+
+
+def merge_posterior(
+    output: ModelOutput,
+    image: Tensor,
+    pixel_sigma: float = PIXEL_SIGMA,
+    merge_threshold: float = MERGE_THRESHOLD,
+    min_overlap: float = MIN_OVERLAP,
+    background_threshold: float = BACKGROUND_THRESHOLD,
+    color_threshold: float = COLOR_THRESHOLD,
+) -> Tensor:
+    """Return posterior masks (B, K, H, W) with similar slots merged. What is done to them next is no probability."""
     posterior = posterior_masks(output, image, pixel_sigma)
     colors = slot_colors(posterior, image) if can_compare_colors(output) else None
     histogram = None if colors is None else colors.histogram
     target = merge_slots(slot_overlap(output), merge_threshold, min_overlap, histogram, color_threshold)
     if background_threshold > 0 and colors is not None:
         target = merge_background(colors, target, background_threshold)
-    return finish_masks(output, merge_masks(posterior, target), image, capacity, edge_sigma, min_area)
+    return merge_masks(posterior, target)
 
 
 def refine_video_masks(
@@ -217,15 +250,26 @@ def cut_masks(masks: Tensor, image: Tensor, capacity: float = CAPACITY, edge_sig
 
 def finish_masks(
     output: ModelOutput,
-    masks: Tensor,
+    merged: Tensor,
     image: Tensor,
     capacity: float = CAPACITY,
     edge_sigma: float = EDGE_SIGMA,
     min_area: float = MIN_AREA,
-) -> Tensor:
-    """Return merged masks (B, K, H, W) of an output, cut along the edges of the image, without fragments."""
-    cut = cut_masks(masks, image, capacity, edge_sigma)
-    return drop_fragments(cut, min_area) if can_compare_colors(output) else cut
+    color_weight: float = COLOR_WEIGHT,
+    rare_color: float = RARE_COLOR,
+) -> tuple[Tensor, Tensor]:
+    """Return merged masks (B, K, H, W) of an output, refined, and the merged masks with missed objects in their slots.
+
+    Masks are weighed by colors and cut along the edges of the image. Fragments are dropped and missed objects added.
+    """
+    if not can_compare_colors(output):
+        return cut_masks(merged, image, capacity, edge_sigma), merged
+    weighed = weigh_colors(merged, image, color_weight) if color_weight > 0 else merged
+    refined = drop_fragments(cut_masks(weighed, image, capacity, edge_sigma), min_area)
+    if rare_color == 0:
+        return refined, merged
+    missed = find_missed_objects(refined, image, rare_color)
+    return missed.move(refined), missed.move(merged)
 
 
 def drop_fragments(masks: Tensor, min_area: float = MIN_AREA) -> Tensor:
@@ -301,7 +345,7 @@ def slot_overlap(output: ModelOutput) -> SlotOverlap:
         area = output.masks.float().mean((2, 3))
         none = area.new_zeros(*area.shape, area.shape[1])
         return SlotOverlap(none, none, area, area.new_zeros(len(area)))
-    dtype = _wide_dtype(output.masks)
+    dtype = wide_dtype(output.masks)
     tensors = (output.masks, _slot_reconstructions(output), output.reconstruction)
     masks, slot_reconstructions, reconstruction = (x.to(dtype) for x in tensors)
     m, r = masks.flatten(2), slot_reconstructions.flatten(3).transpose(1, 2)  # (B, K, n), (B, 3, K, n)
@@ -311,11 +355,6 @@ def slot_overlap(output: ModelOutput) -> SlotOverlap:
     distance = squares @ m.mT + m @ squares.mT - 2 * (weighted @ weighted.mT).mean(1)  # |a - b|^2 = a^2 + b^2 - 2ab
     variance = reconstruction.flatten(2).var(-1, correction=0).mean(1)
     return SlotOverlap(m @ m.mT / n, distance.clamp(min=0) / n, m.mean(-1), variance)
-
-
-def _wide_dtype(x: Tensor) -> torch.dtype:
-    """Return float64, which autocast leaves alone: distances are small differences of large sums. MPS has none."""
-    return torch.float32 if x.device.type == "mps" else torch.float64
 
 
 def merge_slots(
@@ -360,60 +399,9 @@ def merge_slots(
     return target
 
 
-class SlotColors(NamedTuple):
-    """Means over the pixels of an image: the colors of slots, and how certain they are of their pixels."""
-
-    histogram: Tensor  # (B, K, COLOR_BINS^3): mean of the mask where the image has a color; its sum is the area
-    overlap: Tensor  # (B, K, K): mean of m_k m_j
-
-
-def slot_colors(masks: Tensor, image: Tensor) -> SlotColors:
-    """Return the color statistics of slots with masks (B, K, H, W) in an image (B, 3, H, W)."""
-    B, K, H, W = masks.shape
-    red, green, blue = (to_float(image).float() * COLOR_BINS).long().clamp(0, COLOR_BINS - 1).flatten(2).unbind(1)
-    color = ((red * COLOR_BINS + green) * COLOR_BINS + blue)[:, None].expand(B, K, H * W)
-    m = masks.to(_wide_dtype(masks)).flatten(2)
-    integer = torch.int32 if masks.device.type == "mps" else torch.int64
-    counts = torch.zeros(B, K, COLOR_BINS**3, dtype=integer, device=m.device)
-    counts.scatter_add_(2, color, (m * MASK_LEVELS).round().to(integer))
-    return SlotColors(counts.to(m.dtype) / (MASK_LEVELS * H * W), m @ m.mT / (H * W))
-
-
-def merge_background(
-    statistics: SlotColors, target: Tensor, background_threshold: float = BACKGROUND_THRESHOLD
-) -> Tensor:
-    """Return the slot that each slot is merged into, (B, K), with slots that have the background's colors merged too.
-
-    `target` (B, K) says which slots are merged already: see `merge_slots`. The background is the largest slot then.
-    """
-    merged = nn.functional.one_hot(target, target.shape[1]).to(statistics.overlap)  # (B, K, K): from slots to slots
-    histogram = merged.mT @ statistics.histogram
-    area = histogram.sum(2)
-    background = area.argmax(1, keepdim=True)
-    others = (area > 0).scatter(1, background, False)
-    distance = _color_distances(histogram).gather(2, background[:, None].expand(-1, area.shape[1], -1)).squeeze(2)
-    confidence = (merged.mT @ statistics.overlap @ merged).diagonal(dim1=1, dim2=2) / area.clamp(min=1e-9)
-    scale = _mean_of_largest(distance, others & (area > MIN_DISTINCT_AREA))
-    limit = background_threshold * (1 - confidence).clamp(min=0).sqrt() * scale.square()
-    joins = others & (distance < limit)
-    return torch.where(joins.gather(1, target), background, target)
-
-
 def _differ_in_color(histogram: Tensor | None, color_threshold: float) -> Tensor | bool:
     """Return which pairs of slots differ in color, (B, K, K); False if colors are not compared."""
-    return False if histogram is None else _color_distances(histogram) >= color_threshold
-
-
-def _color_distances(histogram: Tensor) -> Tensor:
-    """Return the squared Hellinger distances (B, K, K), from 0 to 1, of histograms (B, K, N)."""
-    roots = (histogram / histogram.sum(2, keepdim=True).clamp(min=1e-9)).sqrt()
-    return (1 - roots @ roots.mT).clamp(min=0)
-
-
-def _mean_of_largest(values: Tensor, counted: Tensor) -> Tensor:
-    """Return the mean (B, 1) of the NUM_DISTINCT largest of values (B, K) of at least 0 that are counted, or of all."""
-    largest = values.where(counted, 0).topk(min(NUM_DISTINCT, values.shape[1]), 1).values
-    return largest.sum(1, keepdim=True) / counted.sum(1, keepdim=True).clamp(1, NUM_DISTINCT)
+    return False if histogram is None else color_distances(histogram) >= color_threshold
 
 
 class RunningMean:

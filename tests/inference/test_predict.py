@@ -25,7 +25,7 @@ from cutslots.inference.predict import predict
 from cutslots.inference.predictor import predict_image
 from cutslots.models.checkpoints import load, save
 from cutslots.models.discovery import build
-from cutslots.models.refinement import high_recall_masks, refine_masks
+from cutslots.models.refinement import finish_masks, high_recall_masks, merge_posterior, refine_masks
 from cutslots.training.presets import PRESETS
 from tests.small_runs import Command
 
@@ -116,7 +116,8 @@ def test_labels_are_the_argmax_of_the_masks_at_the_size_of_the_model(checkpoint,
     prediction = predict_image(model, image, masks)
     best = soft.argmax(0)
     assert np.array_equal(prediction.labels, best)
-    values = soft if masks == "decoder" else refine_masks(output, pixels, capacity=0, min_area=0)[0]
+    _, posterior = finish_masks(output, merge_posterior(output, pixels), pixels)
+    values = soft if masks == "decoder" else posterior[0]
     for k in np.unique(best):
         assert prediction.slot_scores[k] == pytest.approx(values[k][best == k].mean().item(), abs=1e-5)
 

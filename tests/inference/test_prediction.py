@@ -12,6 +12,7 @@ from cutslots import Prediction, Scenes, build, load, refine_masks, refine_video
 from cutslots.inference.predict import predict
 from cutslots.inference.predictor import find_background
 from cutslots.inference.track import track
+from cutslots.models.refinement import finish_masks, merge_posterior
 from tests.models.configs import ATTENTION, PAIRS, SPACETIME
 
 SIZE = 64
@@ -60,7 +61,8 @@ def test_labels_are_those_of_the_refined_masks(model, scenes):
 def test_rows_are_objects(kind, model, scenes):
     with torch.no_grad():
         output = model(scenes.image)
-    values = output.masks if kind == "decoder" else refine_masks(output, scenes.image, capacity=0, min_area=0)
+    _, posterior = finish_masks(output, merge_posterior(output, scenes.image), scenes.image)
+    values = output.masks if kind == "decoder" else posterior
     for prediction, value in zip(model.predict(scenes.image, masks=kind), values.numpy(), strict=True):
         assert prediction.background not in prediction.slots and len(prediction) == len(prediction.slots) > 0
         assert prediction.masks.shape == (len(prediction), SIZE, SIZE) and prediction.masks.dtype == bool

@@ -17,23 +17,23 @@ from cutslots.models.mask_kinds import MASK_KINDS
 from cutslots.models.refinement import (
     MERGE_THRESHOLD,
     MIN_OVERLAP,
-    SlotColors,
     SlotOverlap,
     cut_masks,
     drop_fragments,
     edge_capacities,
     high_recall_masks,
-    merge_background,
     merge_slots,
     merge_tracks,
     posterior_masks,
     refine_masks,
     refine_video_masks,
     select_masks,
-    slot_colors,
     slot_overlap,
 )
+from cutslots.models.slot_colors import BACKGROUND_THRESHOLD
 from cutslots.programs.min_cut import GraphMinCut
+
+NO_COLORS = {"color_weight": 0.0, "rare_color": 0.0}  # neither weigh masks by colors nor add missed objects
 
 
 def make_output(masks, slot_reconstructions):
@@ -209,6 +209,8 @@ def test_defaults_are_recorded():
         "capacity": 6.0,
         "edge_sigma": 0.09,
         "min_area": 0.003,
+        "color_weight": 1.0,
+        "rare_color": 0.01,
     }
 
 
@@ -231,9 +233,9 @@ def test_masks_sum_to_one_and_merged_slots_are_empty(seed):
     case, image = random_case(seed)
     masks = refine_masks(case, image)
     torch.testing.assert_close(masks.sum(1), torch.ones(2, 6, 6))
-    uncut = refine_masks(case, image, capacity=0)
-    unmerged = refine_masks(case, image, merge_threshold=-1.0, capacity=0, background_threshold=0)
-    kept = masks.sum((2, 3)) > 0
+    uncut = refine_masks(case, image, capacity=0, **NO_COLORS)
+    unmerged = refine_masks(case, image, merge_threshold=-1.0, capacity=0, background_threshold=0, **NO_COLORS)
+    kept = refine_masks(case, image, **NO_COLORS).sum((2, 3)) > 0
     assert torch.equal(kept, uncut.sum((2, 3)) > 0), "a cut keeps empty slots empty"
     assert (kept.sum(1) <= 5).all() and kept.any(1).all()
     assert (uncut[kept] >= unmerged[kept] - 1e-6).all()
@@ -241,7 +243,8 @@ def test_masks_sum_to_one_and_merged_slots_are_empty(seed):
 
 def test_wide_sigma_without_merging_gives_the_decoder_masks():
     case, image = random_case(0)
-    torch.testing.assert_close(refine_masks(case, image, 1e6, -1.0, capacity=0, background_threshold=0), case.masks)
+    masks = refine_masks(case, image, 1e6, -1.0, capacity=0, background_threshold=0, **NO_COLORS)
+    torch.testing.assert_close(masks, case.masks)
 
 
 def test_cut_masks_are_the_softmax_of_minimum_cuts():
@@ -396,137 +399,6 @@ def test_high_recall_thresholds_are_arguments():
     assert labels(background_weight=0.5) == [1, 0, 0, 0], "0.25 is less than half of 0.75"
 
 
-# ----------------------------------------------------------------------------------------------------- the background
-
-
-def textured_case(seed, B=2, K=6, H=12, W=12):
-    """Masks of slots, and an image in which each slot has one of four textures of two colors."""
-    generator = torch.Generator().manual_seed(seed)
-    masks = (4 * torch.randn(B, K, H, W, generator=generator)).softmax(1)
-    colors = torch.rand(B, 4, 2, 3, generator=generator)
-    texture = torch.randint(0, 4, (K,), generator=generator)[masks.argmax(1)]  # (B, H, W)
-    which = torch.randint(0, 2, (B, H, W), generator=generator)
-    image = colors[torch.arange(B)[:, None, None], texture, which].movedim(-1, 1)
-    return masks, image
-
-
-def merge_background_by_hand(masks, image, groups, threshold):
-    """Return the slots of one image that join the background, as the module describes it. Groups are lists of slots."""
-    masks = {name: masks[group].sum(0).flatten() for name, group in groups.items()}
-    pixels = image.flatten(1).T.double().numpy()
-    background = max(masks, key=lambda name: masks[name].sum())
-    histograms, confidence = {}, {}
-    for name, mask in masks.items():
-        counts, _ = np.histogramdd(pixels, bins=(8, 8, 8), range=[(0, 1)] * 3, weights=mask.double().numpy())
-        histograms[name] = counts / counts.sum()
-        confidence[name] = ((mask * mask).sum() / mask.sum()).item()
-    distance = {name: 1 - np.sqrt(histograms[name] * histograms[background]).sum() for name in masks}
-    del distance[background]
-    large = [name for name in distance if masks[name].mean() > 1 / 200]
-    scale = np.mean(sorted(distance[name] for name in large)[-3:]) if large else 0.0
-    limits = {name: threshold * math.sqrt(1 - confidence[name]) * scale**2 for name in distance}
-    return background, {name for name in distance if distance[name] < limits[name]}
-
-
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10_000), threshold=st.sampled_from([0.0, 0.4, 0.85, 2.0, 5.0]), merged=st.booleans())
-def test_merging_the_background_equals_brute_force(seed, threshold, merged):
-    masks, image = textured_case(seed)
-    masks = (masks * refinement.MASK_LEVELS).round() / refinement.MASK_LEVELS  # as histograms have them
-    target = torch.tensor([[0, 0, 2, 3, 2, 5] if merged else list(range(6))] * 2)
-    got = merge_background(slot_colors(masks, image), target, threshold)
-    for b in range(2):
-        groups = {name: [k for k in range(6) if target[b, k] == name] for name in set(target[b].tolist())}
-        background, joins = merge_background_by_hand(masks[b], image[b], groups, threshold)
-        assert got[b].tolist() == [background if name in joins else name for name in target[b].tolist()]
-
-
-def colors_of(bins, areas, confidence):
-    """Statistics of slots, each with its area spread evenly over some colors."""
-    histogram, overlap = torch.zeros(1, len(bins), 512), torch.zeros(1, len(bins), len(bins))
-    for k, (colors, area) in enumerate(zip(bins, areas, strict=True)):
-        histogram[0, k, colors] = area / len(colors)
-        overlap[0, k, k] = confidence[k] * area
-    return SlotColors(histogram, overlap)
-
-
-def test_limit_of_the_background_by_hand():
-    """Slot 1 shares half of its colors with slot 0: 1 - sqrt(1/2 * 1/2) = 1/2. The others share none."""
-    bins, areas = [[0, 1], [1, 2], [3], [4]], (0.6, 0.2, 0.1, 0.1)
-    limit = math.sqrt(1 - 0.75) * ((0.5 + 1 + 1) / 3) ** 2  # times the threshold
-    statistics, apart = colors_of(bins, areas, (1, 0.75, 0.75, 0.75)), torch.arange(4)[None]
-    for factor, expected in ((0.99, [0, 1, 2, 3]), (1.01, [0, 0, 2, 3])):
-        assert merge_background(statistics, apart, factor * 0.5 / limit).tolist() == [expected]
-    certain = colors_of(bins, areas, (1, 1, 1, 1))
-    assert merge_background(certain, apart, 1e9).tolist() == [[0, 1, 2, 3]], "a slot certain of its pixels stays"
-
-
-def test_colors_say_nothing_where_all_slots_have_them():
-    bins, areas, confidence = (
-        [list(range(10)), list(range(1, 11)), [2, 3, 4, 5, 6, 7, 8, 9]],
-        (0.5, 0.3, 0.2),
-        (0.5,) * 3,
-    )
-    assert merge_background(colors_of(bins, areas, confidence), torch.arange(3)[None]).tolist() == [[0, 1, 2]]
-    bins, areas, confidence = [*bins, [20], [30]], (0.4, 0.2, 0.2, 0.1, 0.1), (0.5,) * 5
-    assert merge_background(colors_of(bins, areas, confidence), torch.arange(5)[None]).tolist() == [[0, 0, 0, 3, 4]]
-
-
-def test_small_slots_do_not_say_how_much_objects_differ():
-    """Without slots 2 to 4 the scale is that of slot 1, which is then not small compared with it."""
-    bins, confidence = [[0, 1, 2, 3], [1, 2, 3, 4], [5], [6], [7]], (0.5,) * 5
-    for area, expected in ((0.0049, [0, 1, 2, 3, 4]), (0.0051, [0, 0, 2, 3, 4])):
-        areas = (0.7 - 3 * area, 0.3, area, area, area)
-        assert merge_background(colors_of(bins, areas, confidence), torch.arange(5)[None]).tolist() == [expected]
-
-
-def test_empty_slots_and_single_slots_are_not_merged_into_the_background():
-    statistics = colors_of([[0], [0], [1], [2]], (0.6, 0.0, 0.2, 0.2), (0.5, 0.5, 0.5, 0.5))
-    assert merge_background(statistics, torch.arange(4)[None], 1e9)[0, 1] == 1
-    assert merge_background(colors_of([[0]], (1.0,), (0.5,)), torch.zeros(1, 1, dtype=torch.long), 1e9).tolist() == [
-        [0]
-    ]
-
-
-def checkerboard_case():
-    """Slots 0 and 1 divide a checkerboard between them and do not overlap; slots 2 to 4 are single colors in it."""
-    labels = torch.zeros(16, 16, dtype=torch.long)
-    labels[:, 9:] = 1
-    for slot, left in ((2, 0), (3, 5), (4, 12)):
-        labels[5:9, left : left + 4] = slot
-    rows, columns = torch.meshgrid(torch.arange(16), torch.arange(16), indexing="ij")
-    image = (0.3 + 0.4 * ((rows + columns) % 2)).expand(3, -1, -1).clone()
-    for slot in (2, 3, 4):
-        image[:, labels == slot] = F.one_hot(torch.tensor(slot - 2), 3).float()[:, None]
-    sure = 0.9 * F.one_hot(labels, 6).movedim(-1, 0)
-    sure[5] += 0.1  # slot 5 is a tenth of every pixel, and never the largest
-    colors = torch.zeros(6, 3, 16, 16) + image.mean((1, 2), keepdim=True)
-    return make_output(sure[None], colors[None]), image[None], labels
-
-
-def test_a_texture_that_two_slots_divide_is_merged():
-    case, image, labels = checkerboard_case()
-    options = {"pixel_sigma": 10.0, "merge_threshold": -1.0, "capacity": 0.0}
-    found = refine_masks(case, image, **options).argmax(1)[0]
-    assert torch.equal(found, labels.where(labels != 1, 0))
-    assert torch.equal(refine_masks(case, image, **options, background_threshold=0.0).argmax(1)[0], labels)
-    (video,) = refine_video_masks([case], image[:, None], **options, background_threshold=0.8)
-    assert torch.equal(video.argmax(1)[0], found)
-    assert torch.equal(refine_video_masks([case], image[:, None], **options)[0].argmax(1)[0], labels), "off by default"
-
-
-def test_colors_of_frames_are_averaged():
-    case, image, _ = checkerboard_case()
-    blue = torch.zeros_like(image)
-    blue[:, 2] = 1  # in which no slot differs from any other
-    merges = lambda *frames: merge_tracks([(case, x) for x in frames], 10.0, -1.0, background_threshold=0.8).tolist()
-    assert merges(image)[0][1] == 0
-    assert merges(image, image) == merges(image)
-    both = [slot_colors(posterior_masks(case, frame, 10.0), frame) for frame in (image, blue)]
-    mean = SlotColors(*((a + b) / 2 for a, b in zip(*both, strict=True)))
-    assert merges(image, blue) == merge_background(mean, torch.arange(6)[None], 0.8).tolist()
-
-
 # ----------------------------------------------------------------------------------------------- videos, kinds, options
 
 
@@ -534,7 +406,7 @@ def test_video_of_one_frame_equals_an_image():
     case, image = random_case(7)
     options = {name: refinement.DEFAULTS[name] for name in ("merge_threshold", "background_threshold")}
     (masks,) = refine_video_masks([case], image[:, None], **options)
-    torch.testing.assert_close(masks, refine_masks(case, image, color_threshold=2.0, min_area=0.0))
+    torch.testing.assert_close(masks, refine_masks(case, image, color_threshold=2.0, min_area=0.0, **NO_COLORS))
 
 
 def test_slots_are_merged_in_all_frames_or_in_none():
@@ -558,19 +430,19 @@ def test_min_overlap_is_an_argument():
     assert merge_slots(statistics, 1e9, min_overlap=1.0).tolist() == [list(range(5))] * 2
     posterior = posterior_masks(case, image)
     options = {"merge_threshold": 1e9, "min_overlap": 1.0, "capacity": 0.0, "background_threshold": 0.0}
-    assert torch.equal(refine_masks(case, image, **options), posterior)
+    assert torch.equal(refine_masks(case, image, **options, **NO_COLORS), posterior)
     assert torch.equal(refine_video_masks([case], image[:, None], **options)[0], posterior)
 
 
 def test_capacity_and_edge_sigma_are_arguments():
     case, image = random_case(4)
-    alike = {"color_threshold": 2.0, "min_area": 0.0}  # as for videos
+    alike = {"color_threshold": 2.0, "min_area": 0.0} | NO_COLORS  # as for videos
     merged = refine_masks(case, image, capacity=0.0, **alike)
     for capacity, edge_sigma in ((1.0, 0.09), (6.0, 0.5)):
         expected = cut_masks(merged, image, capacity, edge_sigma)
         assert torch.equal(refine_masks(case, image, capacity=capacity, edge_sigma=edge_sigma, **alike), expected)
         options = {"merge_threshold": MERGE_THRESHOLD, "capacity": capacity, "edge_sigma": edge_sigma}
-        options["background_threshold"] = refinement.BACKGROUND_THRESHOLD
+        options["background_threshold"] = BACKGROUND_THRESHOLD
         assert torch.equal(refine_video_masks([case], image[:, None], **options)[0], expected)
     assert torch.equal(cut_masks(merged, image), cut_masks(merged, image, 6.0, 0.09)), "the defaults"
 
@@ -661,12 +533,12 @@ def test_slots_below_the_background_are_no_fragments():
 
 def test_color_threshold_and_min_area_are_arguments():
     case, image = random_case(4)
-    uncut = {"merge_threshold": 1e9, "capacity": 0.0, "background_threshold": 0.0, "min_area": 0.0}
+    uncut = {"merge_threshold": 1e9, "capacity": 0.0, "background_threshold": 0.0, "min_area": 0.0} | NO_COLORS
     posterior = posterior_masks(case, image)
     assert torch.equal(refine_masks(case, image, **uncut, color_threshold=0.0), posterior)
     assert not torch.equal(refine_masks(case, image, **uncut, color_threshold=2.0), posterior)
-    whole = refine_masks(case, image, min_area=0.0)
-    dropped = refine_masks(case, image, min_area=0.2)
+    whole = refine_masks(case, image, min_area=0.0, rare_color=0.0)
+    dropped = refine_masks(case, image, min_area=0.2, rare_color=0.0)
     assert torch.equal(dropped, drop_fragments(whole, 0.2)) and not torch.equal(dropped, whole)
 
 
@@ -675,7 +547,7 @@ def test_pixel_sigma_is_an_argument():
     for pixel_sigma in (0.1, 0.5):
         expected = posterior_masks(case, image, pixel_sigma)
         options = {"merge_threshold": -1.0, "capacity": 0.0, "background_threshold": 0.0}
-        assert torch.equal(refine_masks(case, image, pixel_sigma, **options), expected)
+        assert torch.equal(refine_masks(case, image, pixel_sigma, **options, **NO_COLORS), expected)
         assert torch.equal(refine_video_masks([case], image[:, None], pixel_sigma, **options)[0], expected)
 
 
@@ -706,23 +578,3 @@ def test_cuts_of_empty_slots_change_nothing():
     assert torch.equal(refinement._cut_all(cut, w, masks), expected)
     assert torch.equal(cut_masks(masks, image, 6.0, 0.09), expected)
     assert (expected[0, [1, 4, 5]] == 0).all() and torch.equal(expected[2, 4], torch.ones(12, 10))
-
-
-def test_autocast_does_not_change_which_slots_are_merged():
-    """Products in bfloat16 would: all statistics are those without autocast, to the last bit."""
-    case, image = random_case(3, B=2, K=6)
-    posterior = posterior_masks(case, image)
-    expected = slot_colors(posterior, image)
-    target = torch.tensor([[0, 1, 2, 0, 4, 4], [0, 1, 1, 3, 4, 5]])
-    with torch.autocast("cpu", torch.bfloat16):
-        found = slot_colors(posterior, image)
-        merged = merge_background(found, target, 3.0)
-    assert all(a.dtype == torch.float64 and torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    assert torch.equal(merged, merge_background(expected, target, 3.0)) and not torch.equal(merged, target)
-
-
-def test_histograms_of_large_images_do_not_overflow():
-    """256 levels of nine megapixels are more than 2^31."""
-    masks = torch.ones(1, 1, 1, 1).expand(1, 1, 3000, 3000)
-    statistics = slot_colors(masks, torch.zeros(1, 3, 1, 1).expand(1, 3, 3000, 3000))
-    assert statistics.histogram.sum().item() == statistics.histogram[0, 0, 0].item() == 1.0
