@@ -211,9 +211,9 @@ def predict(
         images: Images or folders of images, of any mode, up to 178 megapixels.
         out: The folder to write to.
         device: cpu, cuda, cuda:1, mps; by default CUDA where available.
-        masks: refined: the posterior of the decoder's masks given the image, similar slots merged, then a minimum cut
-            along the edges of the image, without fragments. high-recall: these, with the background down-weighted, to
-            miss fewer objects. decoder: the decoder's masks unchanged.
+        masks: refined: the posterior of the decoder's masks given the image, similar slots merged, weighed by colors,
+            then a minimum cut along the edges of the image, without fragments, with missed objects added. high-recall:
+            these, with the background down-weighted, to miss fewer objects. decoder: the decoder's masks unchanged.
         resize: pad keeps the aspect ratio and pads the image to the size of the model; stretch does not keep it.
         background: Write the mask and the annotation of the background, the slot with the most border pixels.
         overwrite: Replace what an earlier prediction wrote to the folder.

@@ -336,7 +336,9 @@ def temperature(records: dict[str, Record]) -> str:
         runs = _seeds(records, name)
         for family in ("plain:2-5", "textured:3-6", "camo:3-6"):
             rows += _test_row(label, family, [run for run in runs if family in run["scores"]])
-    return _facts(records, "temperature/") + _table("reading | steps | seeds | scenes | ARI-FG | ARI | mIoU", rows)
+    return _facts(records, ("temperature/", "partition/cut")) + _table(
+        "reading | steps | seeds | scenes | ARI-FG | ARI | mIoU", rows
+    )
 
 
 def _seeds(records: dict[str, Record], name: str) -> list[Record]:
@@ -413,7 +415,7 @@ def _published_name(method: str) -> str:
     return "the paper" if method == PAPER else method
 
 
-def _facts(records: dict[str, Record], prefix: str) -> str:
+def _facts(records: dict[str, Record], prefix: str | tuple[str, ...]) -> str:
     """Return the seeds, times, devices and dates of the runs whose names begin with a prefix."""
     chosen = [run for name, run in records.items() if name.startswith(prefix)]
     if not chosen:

@@ -370,7 +370,8 @@ class DiscoveryTab:
         suffixes = list(sources.UPLOAD_SUFFIXES)
         self.upload = gr.File(label=label, file_types=suffixes, height=150, elem_id="upload")
         self.frames = gr.Slider(1, step=1, label="Frames to track", visible=False, elem_id="frames")
-        info = "refined: the posterior given the image, similar slots merged, then a minimum cut along image edges. "
+        info = "refined: the posterior given the image, similar slots merged, then a minimum cut along image edges; "
+        info += "missed objects are added. "
         info += "high-recall: refined, with the background down-weighted to miss fewer objects (images only). "
         info += "decoder: the masks of the decoder."
         self.masks = gr.Radio(list(get_args(MaskKind)), value="refined", label="Masks", info=info)

@@ -41,7 +41,7 @@ class TexturedSceneConfig(SceneConfig):
     texture_ramp_end: Steps = field(default=0, metadata=TRAINING)
     """...and at which they reach full strength. 0: full strength from the first step."""
     num_flat_scenes: Annotated[int, Range(0, 2**31)] = field(default=0, metadata=TRAINING)
-    """Scenes that repeat until textures start to grow, with --num-images endless. 0: no scene repeats."""
+    """With --num-images endless: scenes that repeat until textures start to grow. 0: none repeats."""
     low_contrast: Annotated[float, Range(0, 1)] = field(default=0.0, metadata=TRAINING)
     """Fraction of training images whose objects take on some of the background's colors."""
     low_contrast_start: Steps = field(default=0, metadata=TRAINING)

@@ -46,7 +46,7 @@ from cutslots.models.mask_kinds import DEFAULT_MASK_KIND, MaskKind
 
 def predict(
     checkpoint: str,
-    images: Path | Sequence[Path],
+    images: str | Path | Sequence[str | Path],
     out: Path,
     device: str = "auto",
     overwrite: bool = False,
@@ -61,7 +61,7 @@ def predict(
     earlier prediction in the folder. `plugins` register the parts of a model that has its own. Without `background` the
     background has no mask and no annotation.
     """
-    paths = [images] if isinstance(images, Path) else list(images)
+    paths = [Path(path) for path in ([images] if isinstance(images, str | Path) else images)]
     if not paths:
         raise ValueError("images: there are none; expected an image or a folder of images")
     names = _folder_names([file for path in paths for file in find_images(path)], out)

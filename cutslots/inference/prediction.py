@@ -82,7 +82,8 @@ class Prediction:
     def scores(self) -> np.ndarray:
         """(N,) in [0, 1]: the mean of an object's mask over its pixels, times `familiarity`.
 
-        Of refined masks that is the mean posterior probability; high-recall masks have the scores of refined ones."""
+        Of refined masks that is the mean posterior probability, of an object that the model missed the background's.
+        High-recall masks have the scores of refined ones."""
         return self.slot_scores[self.slots]
 
     @property

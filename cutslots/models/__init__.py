@@ -10,6 +10,7 @@ In reading order:
     training_data        what a checkpoint was trained on, and whether an image resembles it
     graph_ocl            the authors' weights, converted to the preset graph-ocl
     refinement           sharper masks from the decoder's, with similar slots merged
+    slot_colors          what refinement does by the colors of slots
     feature_colors       features as colors, for figures
     tracker              slots associated over the frames of a video
 

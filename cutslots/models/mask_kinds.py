@@ -24,7 +24,8 @@ MASK_KINDS: dict[str, MaskKindInfo] = {
     "decoder": MaskKindInfo("", "Masks of the decoder, unchanged."),
     "refined": MaskKindInfo(
         "refined_",
-        "Decoder masks updated with the evidence of each pixel, similar slots merged, cut along edges, no fragments.",
+        "Decoder masks updated with the evidence of each pixel, similar slots merged, weighed by colors, cut along "
+        "edges, without fragments, with missed objects added.",
     ),
     "high-recall": MaskKindInfo(
         "high_recall_", "Refined masks with the background down-weighted: fewer objects are missed, outlines are wider."

@@ -18,14 +18,14 @@ objects. Seven steps correct much of that:
                 where s is the mean of the three largest d_kb of slots with enough pixels, and c_k the mean posterior on
                 the pixels of slot k. Where objects have the colors of the background, s is small and nothing is
                 merged. A slot that is certain of its pixels has to be more similar.
-    colors      Each mask is multiplied by how common the color of the pixel is in its slot, h_k(x) / sum h_k, to a
-                power of `color_weight`, if colors tell objects from the background.
+    colors      Each mask is multiplied by (h_k(x) + 0.001)^a: how common the color of the pixel is in its slot. The
+                power a is `color_weight`, less where colors hardly tell objects from the background.
     cut         The logarithm of each mask is smoothed by a minimum cut (`MinCut`), whose capacities are high between
                 pixels of one color and low across edges of the image:
                     capacity * exp(-|x_u - x_v|^2 / (2 edge_sigma^2))
     fragments   A slot that wins less than `min_area` of the pixels is emptied; other slots get its pixels.
-    missed      Regions of the background whose colors less than `rare_color` of it have become objects, in slots that
-                have no pixels.
+    missed      A region of the background becomes an object if its colors are rare there: less than `rare_color` of
+                the background's pixels have them. It gets a slot that wins no pixel.
 
 `refine_masks` does all seven; `slot_colors.py` has those that compare colors. A model that reconstructs features has no
 colors to compare: its masks, upsampled from the feature grid, are cut, but there is no posterior, nothing is merged or
@@ -51,6 +51,10 @@ from cutslots.models.mask_kinds import MASK_KINDS, MaskKind
 from cutslots.models.slot_colors import (
     BACKGROUND_THRESHOLD,
     COLOR_WEIGHT,
+    FULL_SEPARATION,
+    MAX_OBJECT_AREA,
+    MIN_OBJECT_AREA,
+    MIN_SEPARATION,
     RARE_COLOR,
     SlotColors,
     color_distances,
@@ -97,6 +101,10 @@ DEFAULTS = {  # recorded with every evaluation
     "min_area": MIN_AREA,
     "color_weight": COLOR_WEIGHT,
     "rare_color": RARE_COLOR,
+    "min_separation": MIN_SEPARATION,
+    "full_separation": FULL_SEPARATION,
+    "min_object_area": MIN_OBJECT_AREA,
+    "max_object_area": MAX_OBJECT_AREA,
 }
 
 
@@ -124,9 +132,10 @@ def refine_masks(
     color_weight: float = COLOR_WEIGHT,
     rare_color: float = RARE_COLOR,
 ) -> Tensor:
-    """Return posterior masks (B, K, H, W) with similar slots merged, cut along the edges, without fragments.
+    """Return refined masks (B, K, H, W): the posterior, merged, weighed by colors, cut, with missed objects.
 
-    They sum to one over K. A slot that is merged into another one, or is a fragment, is empty. `image` (B, 3, H, W) is
+    They sum to one over K. A slot that is merged into another one, or is a fragment, is empty, unless it gets a missed
+    object: then its slot reconstruction is not that of the object. `image` (B, 3, H, W) is
     uint8, or floating point in [0, 1]. A negative `merge_threshold` merges no similar slots, a `color_threshold` above
     1 ignores colors, a `background_threshold` of 0 merges none into the background, a `color_weight` of 0 leaves masks
     as they are, a `capacity` of 0 cuts nothing, a `min_area` of 0 keeps fragments, and a `rare_color` of 0 finds no
@@ -137,10 +146,10 @@ def refine_masks(
     >>> refine_masks(load("tiny-64")(image), image).shape
     torch.Size([2, 6, 64, 64])
     """
-    options = (pixel_sigma, merge_threshold, min_overlap, background_threshold, color_threshold)
-    merged = merge_posterior(output, image, *options)
-    finish = (capacity, edge_sigma, min_area, color_weight, rare_color)
-    return finish_masks(output, merged, image, *finish)[0]
+    merged = merge_posterior(
+        output, image, pixel_sigma, merge_threshold, min_overlap, background_threshold, color_threshold
+    )
+    return finish_masks(output, merged, image, capacity, edge_sigma, min_area, color_weight, rare_color)[0]
 
 
 def merge_posterior(
@@ -152,7 +161,8 @@ def merge_posterior(
     background_threshold: float = BACKGROUND_THRESHOLD,
     color_threshold: float = COLOR_THRESHOLD,
 ) -> Tensor:
-    """Return posterior masks (B, K, H, W) with similar slots merged. What is done to them next is no probability."""
+    """Return posterior masks (B, K, H, W) with similar slots merged. Scores are means of these: what later steps return
+    is no probability."""
     posterior = posterior_masks(output, image, pixel_sigma)
     colors = slot_colors(posterior, image) if can_compare_colors(output) else None
     histogram = None if colors is None else colors.histogram
@@ -266,7 +276,7 @@ def finish_masks(
         return cut_masks(merged, image, capacity, edge_sigma), merged
     weighed = weigh_colors(merged, image, color_weight) if color_weight > 0 else merged
     refined = drop_fragments(cut_masks(weighed, image, capacity, edge_sigma), min_area)
-    if rare_color == 0:
+    if rare_color <= 0:
         return refined, merged
     missed = find_missed_objects(refined, image, rare_color)
     return missed.move(refined), missed.move(merged)
@@ -432,7 +442,7 @@ def can_refine(output: ModelOutput) -> bool:
 
 
 def can_compare_colors(output: ModelOutput) -> bool:
-    """Return whether slots may be merged by their colors: not those of features, whose masks are coarse."""
+    """Return whether colors of slots are compared: not those of features, whose masks are coarse."""
     return isinstance(output, DiscoveryOutput)
 
 

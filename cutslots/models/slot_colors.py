@@ -2,7 +2,7 @@
 
 Colors are histograms of COLOR_BINS^3 bins. How far they tell objects from the background is the separation s: the mean
 of the three largest squared Hellinger distances of slots with enough pixels to the background b, the largest slot. It
-is about 0.7 on textured scenes, 0.9 on plain ones and 0.2 on camouflaged ones, where colors are not used.
+is about 0.7 on textured scenes, 0.9 on plain ones and 0.2 on camouflaged ones, where colors hardly count.
 
 Shapes: B batch, K slots, H W image.
 """
@@ -13,7 +13,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from cutslots.models.discovery import to_float
@@ -29,8 +29,8 @@ BACKGROUND_THRESHOLD = 1.1  # slots whose colors differ less from the background
 COLOR_WEIGHT = 1.0  # of the logarithm of how common a pixel's color is in a slot
 MIN_SEPARATION, FULL_SEPARATION = 0.25, 0.4  # colors begin to count, and count fully
 RARE_COLOR = 0.01  # of the background's pixels; a region of rarer colors is an object
-MIN_OBJECT_AREA = 0.004  # of the image, of such a region
-COMMON_COLOR, RARE_SHARE = 1e-3, 1e-4  # added to the share of a color: a histogram has few pixels
+MIN_OBJECT_AREA, MAX_OBJECT_AREA = 0.004, 0.2  # of the image, of such a region: a colorful background is no object
+WEIGHT_SMOOTHING, RARE_SMOOTHING = 1e-3, 1e-4  # added to the share of a color: a histogram has few pixels
 NUM_PASSES = 8  # over an image; most regions need two or three
 
 
@@ -43,13 +43,18 @@ class SlotColors(NamedTuple):
 
 def slot_colors(masks: Tensor, image: Tensor) -> SlotColors:
     """Return the color statistics of slots with masks (B, K, H, W) in an image (B, 3, H, W)."""
-    B, K, H, W = masks.shape
-    color = color_bins(image).flatten(1)[:, None].expand(B, K, H * W)
     m = masks.to(wide_dtype(masks)).flatten(2)
+    return SlotColors(color_histogram(masks, color_bins(image)), m @ m.mT / m.shape[2])
+
+
+def color_histogram(masks: Tensor, color: Tensor) -> Tensor:
+    """Return the mean (B, K, COLOR_BINS^3) of masks (B, K, H, W) where `color` (B, H, W) is that of the bin."""
+    B, K, H, W = masks.shape
+    levels = (masks.to(wide_dtype(masks)) * MASK_LEVELS).round().flatten(2)
     integer = torch.int32 if masks.device.type == "mps" else torch.int64
-    counts = torch.zeros(B, K, COLOR_BINS**3, dtype=integer, device=m.device)
-    counts.scatter_add_(2, color, (m * MASK_LEVELS).round().to(integer))
-    return SlotColors(counts.to(m.dtype) / (MASK_LEVELS * H * W), m @ m.mT / (H * W))
+    counts = torch.zeros(B, K, COLOR_BINS**3, dtype=integer, device=masks.device)
+    counts.scatter_add_(2, color.flatten(1)[:, None].expand(B, K, -1), levels.to(integer))
+    return counts.to(levels.dtype) / (MASK_LEVELS * H * W)
 
 
 def color_bins(image: Tensor) -> Tensor:
@@ -73,12 +78,13 @@ class Background(NamedTuple):
     """The largest slot, and how other slots differ from it."""
 
     slot: Tensor  # (B, 1)
-    others: Tensor  # (B, K): other slots that have pixels
+    others: Tensor  # (B, K): other slots that are not empty
     distance: Tensor  # (B, K): of colors to those of the background
     separation: Tensor  # (B, 1): the mean of the largest distances
 
 
-def find_background(histogram: Tensor) -> Background:
+def compare_with_background(histogram: Tensor) -> Background:
+    """Compare the colors of slots, given as a histogram (B, K, N), with those of the largest slot."""
     area = histogram.sum(2)
     slot = area.argmax(1, keepdim=True)
     others = (area > 0).scatter(1, slot, False)
@@ -99,9 +105,9 @@ def merge_background(
 
     `target` (B, K) says which slots are merged already: see `merge_slots`. The background is the largest slot then.
     """
-    merged = nn.functional.one_hot(target, target.shape[1]).to(statistics.overlap)  # (B, K, K): from slots to slots
+    merged = F.one_hot(target, target.shape[1]).to(statistics.overlap)  # (B, K, K): from slots to slots
     histogram = merged.mT @ statistics.histogram
-    background = find_background(histogram)
+    background = compare_with_background(histogram)
     area = histogram.sum(2).clamp(min=1e-9)
     confidence = (merged.mT @ statistics.overlap @ merged).diagonal(dim1=1, dim2=2) / area
     limit = background_threshold * (1 - confidence).clamp(min=0).sqrt() * background.separation.square()
@@ -111,13 +117,12 @@ def merge_background(
 
 def weigh_colors(masks: Tensor, image: Tensor, color_weight: float = COLOR_WEIGHT) -> Tensor:
     """Return masks (B, K, H, W), each times how common the color of the pixel is in the slot."""
-    histogram = slot_colors(masks, image).histogram
+    color = color_bins(image)
+    histogram = color_histogram(masks, color)
     share = histogram / histogram.sum(2, keepdim=True).clamp(min=1e-9)
-    color = color_bins(image).flatten(1)[:, None].expand(-1, masks.shape[1], -1)
-    likelihood = share.gather(2, color).view(masks.shape).to(masks.dtype) + COMMON_COLOR
-    weight = color_weight * _reliability(find_background(histogram).separation)
-    weighted = masks * likelihood ** weight[:, :, None, None].to(masks.dtype)
-    return weighted / weighted.sum(1, keepdim=True).clamp(min=torch.finfo(masks.dtype).tiny)
+    common = share.gather(2, color.flatten(1)[:, None].expand(-1, masks.shape[1], -1)).view(masks.shape)
+    weight = color_weight * _reliability(compare_with_background(histogram).separation)
+    return (masks.log() + weight[:, :, None, None].float() * (common.float() + WEIGHT_SMOOTHING).log()).softmax(1)
 
 
 def _reliability(separation: Tensor) -> Tensor:
@@ -128,45 +133,44 @@ def _reliability(separation: Tensor) -> Tensor:
 class MissedObjects(NamedTuple):
     """Pixels of the background that are objects: regions of colors that are rare in the background."""
 
-    slot: Tensor  # (B, H, W): a slot without pixels that they are moved to; -1 elsewhere
+    slot: Tensor  # (B, H, W): the slot that they are moved to, which wins no pixel; -1 elsewhere
     background: Tensor  # (B, 1)
 
     def move(self, masks: Tensor) -> Tensor:
         """Return masks (B, K, H, W) with the background's masks of these pixels moved to their slots.
 
-        What these slots have elsewhere goes to the background.
+        These slots are emptied before.
         """
         slots = torch.arange(masks.shape[1], device=masks.device)
-        moved = self.slot[:, None] == slots[:, None, None]
-        is_reused, is_background = moved.any(3).any(2)[:, :, None, None], (self.background == slots)[:, :, None, None]
-        given = masks.where(is_reused, 0).sum(1, keepdim=True)
-        masks = torch.where(is_background, masks + given, masks.where(~is_reused, 0))
-        value = masks.where(is_background, 0).sum(1, keepdim=True)
-        return torch.where(moved, value, masks.where(~(is_background & moved.any(1, keepdim=True)), 0))
+        moved, is_background = self.slot[:, None] == slots[:, None, None], (self.background == slots)[:, :, None, None]
+        kept = masks.where(~moved.any(3).any(2)[:, :, None, None], 0)
+        total = kept.sum(1, keepdim=True)
+        kept = torch.where(total > 0, kept / total.clamp(min=torch.finfo(masks.dtype).tiny), is_background.to(masks))
+        value = kept.where(is_background, 0).sum(1, keepdim=True)
+        return torch.where(moved, value, kept.where(~(is_background & moved.any(1, keepdim=True)), 0))
 
 
 def find_missed_objects(masks: Tensor, image: Tensor, rare_color: float = RARE_COLOR) -> MissedObjects:
-    """Return regions of the background, the largest slot, whose colors less than `rare_color` of its pixels have.
+    """Return regions of the background, the largest slot, of colors that less than `rare_color` of its pixels have.
 
-    That is a geometric mean over the neighbourhood of a pixel. Each region goes to a slot that wins no pixel, the
-    largest region first, as long as there are such slots.
+    Each region goes to a slot that wins no pixel, the largest region first, as long as there are such slots. Shares
+    of colors are at least 1e-4, so a lower `rare_color` finds nothing.
     """
-    histogram = slot_colors(masks, image).histogram
-    background = find_background(histogram)
-    labels = masks.argmax(1)
-    inside = labels == background.slot[:, :, None]
+    color = color_bins(image)
+    histogram = color_histogram(masks, color)
+    background = compare_with_background(histogram)
+    inside = masks.argmax(1) == background.slot[:, :, None]
     index = background.slot[:, :, None].expand(-1, -1, histogram.shape[2])
     share = (histogram / histogram.sum(2, keepdim=True).clamp(min=1e-9)).gather(1, index).squeeze(1)
-    surprise = -(share.gather(1, color_bins(image).flatten(1)) + RARE_SHARE).log().view(inside.shape).float()
-    is_rare = _are_high(surprise, inside, -math.log(rare_color))
+    surprise = -(share.gather(1, color.flatten(1)) + RARE_SMOOTHING).log().view(inside.shape).float()
     is_reliable = _reliability(background.separation) > 0.5
-    regions = connected_regions(inside & is_rare & is_reliable[:, :, None])
-    return MissedObjects(_empty_slots(regions, labels, masks.shape[1]), background.slot)
+    rare = _high_values(surprise, inside & is_reliable[:, :, None], -math.log(rare_color))
+    return MissedObjects(_assign_slots(connected_regions(rare), masks), background.slot)
 
 
-def _are_high(values: Tensor, inside: Tensor, limit: float) -> Tensor:
-    """Return the pixels inside whose neighbourhood has a mean of values (B, H, W) above the limit, or that border on
-    such pixels and have a higher value themselves."""
+def _high_values(values: Tensor, inside: Tensor, limit: float) -> Tensor:
+    """Return the pixels inside where values (B, H, W) are high: the mean over the pixels inside nearby is above the
+    limit, or such a pixel is near and the value itself is."""
     radius = max(1, round(max(values.shape[1:]) / 64))
     weight = inside.float()
     total, count = (F.avg_pool2d(x[:, None], 2 * radius + 1, 1, radius)[:, 0] for x in (values * weight, weight))
@@ -179,32 +183,31 @@ def connected_regions(mask: Tensor) -> Tensor:
     """Return the region of each pixel of a mask (B, H, W), from 1 on, 0 elsewhere. Diagonal neighbours are connected.
 
     A region has the number of one of its pixels. In each pass regions that touch get the larger of their numbers; what
-    that region is called by then is looked up until it is its own name.
+    that region is called by then is looked up until it is its own name. Numbers are exact up to 2^24 pixels. A region
+    of intricate shape may be left in parts.
     """
     B, H, W = mask.shape
-    numbers = torch.arange(H * W + 1, device=mask.device).expand(B, -1)
+    numbers = torch.arange(H * W + 1, device=mask.device, dtype=torch.float32).expand(B, -1)
     region = numbers[:, 1:].where(mask.flatten(1), 0)
     for _ in range(NUM_PASSES):
-        largest = F.max_pool2d(region.view(B, 1, H, W).float(), 3, 1, 1).flatten(1).long().where(region > 0, 0)
+        largest = F.max_pool2d(region.view(B, 1, H, W), 3, 1, 1).flatten(1).where(region > 0, 0)
         if not mask.is_cuda and torch.equal(largest, region):
             break
-        name = numbers.scatter_reduce(1, region, largest, "amax")
+        name = numbers.scatter_reduce(1, region.long(), largest, "amax").long()
         for _ in range((H * W).bit_length()):
             name = name.gather(1, name)
-        region = name.gather(1, region)
-    return region.view(B, H, W)
+        region = name.gather(1, region.long()).float()
+    return region.long().view(B, H, W)
 
 
-def _empty_slots(regions: Tensor, labels: Tensor, num_slots: int) -> Tensor:
-    """Return a slot without pixels for the largest regions (B, H, W), as far as there are such slots; -1 elsewhere."""
-    B, pixels = len(regions), labels[0].numel()
-    ones = torch.ones_like(regions, dtype=torch.int32).flatten(1)
-    sizes = torch.zeros(B, pixels + 1, dtype=torch.int32, device=regions.device)
-    sizes = sizes.scatter_add_(1, regions.flatten(1), ones)[:, 1:]
-    size, region = sizes.topk(min(num_slots, pixels), 1)
-    won = torch.zeros(B, num_slots, dtype=torch.int32, device=regions.device).scatter_add_(1, labels.flatten(1), ones)
-    order = (won > 0).int().argsort(stable=True, dim=1)[:, : size.shape[1]]  # slots without pixels first
-    is_free = (won == 0).gather(1, order) & (size >= MIN_OBJECT_AREA * pixels)
-    slots = torch.full((B, pixels + 1), -1, device=regions.device)
-    slots = slots.scatter_(1, region + 1, order.where(is_free, -1))
+def _assign_slots(regions: Tensor, masks: Tensor) -> Tensor:
+    """Return the slot of each pixel of the largest regions (B, H, W), one that wins no pixel; -1 elsewhere."""
+    (B, K), pixels, labels = masks.shape[:2], regions[0].numel(), masks.argmax(1).flatten(1)
+    ones = torch.ones_like(labels, dtype=torch.int32)
+    sizes = torch.zeros(B, pixels + 1, dtype=torch.int32, device=masks.device)
+    size, region = sizes.scatter_add_(1, regions.flatten(1), ones)[:, 1:].topk(min(K, pixels), 1)
+    won = torch.zeros(B, K, dtype=torch.int32, device=masks.device).scatter_add_(1, labels, ones)
+    order = (won > 0).int().argsort(stable=True, dim=1)[:, : size.shape[1]]
+    fits = (size >= MIN_OBJECT_AREA * pixels) & (size <= MAX_OBJECT_AREA * pixels) & (won == 0).gather(1, order)
+    slots = torch.full((B, pixels + 1), -1, device=masks.device).scatter_(1, region + 1, order.where(fits, -1))
     return slots.gather(1, regions.flatten(1)).view(regions.shape)

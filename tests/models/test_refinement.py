@@ -211,6 +211,10 @@ def test_defaults_are_recorded():
         "min_area": 0.003,
         "color_weight": 1.0,
         "rare_color": 0.01,
+        "min_separation": 0.25,
+        "full_separation": 0.4,
+        "min_object_area": 0.004,
+        "max_object_area": 0.2,
     }
 
 
