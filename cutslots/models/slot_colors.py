@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -180,7 +181,17 @@ def _high_values(values: Tensor, inside: Tensor, limit: float) -> Tensor:
 
 
 def connected_regions(mask: Tensor) -> Tensor:
-    """Return the region of each pixel of a mask (B, H, W), from 1 on, 0 elsewhere. Diagonal neighbours are connected.
+    """Return the region of each pixel of a mask (B, H, W), from 1 on, or 0. Diagonal neighbours are connected."""
+    if mask.is_cuda:
+        return regions_by_passes(mask)
+    from scipy import ndimage
+
+    regions = [ndimage.label(each, np.ones((3, 3)))[0] for each in mask.cpu().numpy()]
+    return torch.from_numpy(np.stack(regions)).to(mask.device, torch.int64)
+
+
+def regions_by_passes(mask: Tensor) -> Tensor:
+    """Compute `connected_regions` without waiting for a GPU.
 
     A region has the number of one of its pixels. In each pass regions that touch get the larger of their numbers; what
     that region is called by then is looked up until it is its own name. Numbers are exact up to 2^24 pixels. A region
@@ -191,8 +202,6 @@ def connected_regions(mask: Tensor) -> Tensor:
     region = numbers[:, 1:].where(mask.flatten(1), 0)
     for _ in range(NUM_PASSES):
         largest = F.max_pool2d(region.view(B, 1, H, W), 3, 1, 1).flatten(1).where(region > 0, 0)
-        if not mask.is_cuda and torch.equal(largest, region):
-            break
         name = numbers.scatter_reduce(1, region.long(), largest, "amax").long()
         for _ in range((H * W).bit_length()):
             name = name.gather(1, name)
