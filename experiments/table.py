@@ -58,11 +58,10 @@ Group = Literal[
 ]
 UNLIMITED = 10**6  # steps of a run that is limited by time
 TEST_FAMILIES = {"plain": ("plain",), "textured": ("textured", "ood", "camo")}  # by the family of the training data
-PAPER_SCHEDULE = "--num-images 24000 --lr-decay-steps 15000"
 PAPER_TEXTURED = "clevrtex --num-images 24000 --lr-decay-steps 8000 --max-steps 16000 --eval-every 2000"
 PAPER_RAMP = "--data.texture-ramp-start 4000 --data.texture-ramp-end 9000"
 PAPER = {  # command lines of the paper's presets, with their seeds
-    "clevr-plain": (f"clevr {PAPER_SCHEDULE} --max-steps 30000", (0,)),
+    "clevr-plain": ("clevr --num-images 24000 --lr-decay-steps 15000 --max-steps 30000", (0,)),
     "clevrtex-textured": (f"{PAPER_TEXTURED} {PAPER_RAMP}", SEEDS),
     "clevrtex-softmax-textured": (f"{PAPER_TEXTURED} {PAPER_RAMP} --slots.partition softmax", SEEDS),
     "clevrtex-full-textures-textured": (PAPER_TEXTURED, (0,)),

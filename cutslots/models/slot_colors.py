@@ -69,9 +69,14 @@ def wide_dtype(x: Tensor) -> torch.dtype:
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 
+def color_shares(histogram: Tensor) -> Tensor:
+    """Return the share (B, K, N) of each color in a slot, from histograms (B, K, N)."""
+    return histogram / histogram.sum(2, keepdim=True).clamp(min=1e-9)
+
+
 def color_distances(histogram: Tensor) -> Tensor:
     """Return the squared Hellinger distances (B, K, K), from 0 to 1, of histograms (B, K, N)."""
-    roots = (histogram / histogram.sum(2, keepdim=True).clamp(min=1e-9)).sqrt()
+    roots = color_shares(histogram).sqrt()
     return (1 - roots @ roots.mT).clamp(min=0)
 
 
@@ -120,8 +125,9 @@ def weigh_colors(masks: Tensor, image: Tensor, color_weight: float = COLOR_WEIGH
     """Return masks (B, K, H, W), each times how common the color of the pixel is in the slot."""
     color = color_bins(image)
     histogram = color_histogram(masks, color)
-    share = histogram / histogram.sum(2, keepdim=True).clamp(min=1e-9)
-    common = share.gather(2, color.flatten(1)[:, None].expand(-1, masks.shape[1], -1)).view(masks.shape)
+    common = (
+        color_shares(histogram).gather(2, color.flatten(1)[:, None].expand(-1, masks.shape[1], -1)).view(masks.shape)
+    )
     weight = color_weight * _reliability(compare_with_background(histogram).separation)
     return (masks.log() + weight[:, :, None, None].float() * (common.float() + WEIGHT_SMOOTHING).log()).softmax(1)
 
@@ -162,7 +168,7 @@ def find_missed_objects(masks: Tensor, image: Tensor, rare_color: float = RARE_C
     background = compare_with_background(histogram)
     inside = masks.argmax(1) == background.slot[:, :, None]
     index = background.slot[:, :, None].expand(-1, -1, histogram.shape[2])
-    share = (histogram / histogram.sum(2, keepdim=True).clamp(min=1e-9)).gather(1, index).squeeze(1)
+    share = color_shares(histogram).gather(1, index).squeeze(1)
     surprise = -(share.gather(1, color.flatten(1)) + RARE_SMOOTHING).log().view(inside.shape).float()
     is_reliable = _reliability(background.separation) > 0.5
     rare = _high_values(surprise, inside & is_reliable[:, :, None], -math.log(rare_color))
