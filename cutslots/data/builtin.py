@@ -46,6 +46,8 @@ class TexturedSceneConfig(SceneConfig):
     """Fraction of training images whose objects take on some of the background's colors."""
     low_contrast_start: Steps = field(default=0, metadata=TRAINING)
     """Training step of the first such images, which never come before textures have full strength."""
+    flat_teacher: bool = field(default=False, metadata=TRAINING)
+    """With --teacher: it labels the scenes with textures that hardly show, the model sees them in full."""
 
     def validate(self) -> None:
         super().validate()

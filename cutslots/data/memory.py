@@ -63,7 +63,7 @@ def load_to_memory(
     if torch.device(device).type == "cpu" and data.memory_mapped:
         return data
     first = data.get_batch([0], device)
-    if len(data) * (first.image.nbytes + first.mask.nbytes) > min(MAX_MEMORY, _free_memory(device) // 2):
+    if not fits_in_memory(len(data) * (first.image.nbytes + first.mask.nbytes), device):
         return data
     image, mask = (torch.empty((len(data), *x.shape[1:]), dtype=x.dtype, device=device) for x in first)
     step = 512 if torch.device(device).type == "cuda" and data.frames == 1 else 32
@@ -74,6 +74,11 @@ def load_to_memory(
             image[start : start + step], mask[start : start + step] = data.get_batch(indices, device)
             bar.advance(task, len(indices))
     return InMemory(image, mask, data.has_masks, data)
+
+
+def fits_in_memory(num_bytes: int, device: torch.device | str) -> bool:
+    """Return whether data of this size may be kept in the memory of a device."""
+    return num_bytes <= min(MAX_MEMORY, _free_memory(device) // 2)
 
 
 def _free_memory(device: torch.device | str) -> int:

@@ -40,7 +40,9 @@ DEFAULT_COUNT = {"train": 50_000, "val": 1_000, "test": 1_000}
 
 MAX_SIZE = 2048  # pixels along each side
 
-Textures = Literal["full", "ramp", "low-contrast"]
+Textures = Literal["full", "flat", "ramp", "low-contrast"]
+
+FLAT_STRENGTH = 0.15  # of textures that hardly show; the strongest before a texture ramp
 
 MAX_BLEND = 0.9  # largest share of the ground's colors that objects of low-contrast scenes take on
 
@@ -58,8 +60,8 @@ class Scenes(VideoDataset):
         seed: From 0 to 2^32 - 1. Seeds share no scene.
         count: Number of scenes. By default 50,000 in train, 1,000 in val and test.
         num_objects: Smallest and largest number of objects in a scene.
-        textures: "full"; or "ramp": scene i of n has textures at i / n of their strength; or "low-contrast": objects
-            take on up to nine tenths of the ground's colors.
+        textures: "full"; or "flat": textures hardly show; or "ramp": scene i of n has textures at i / n of their
+            strength; or "low-contrast": objects take on up to nine tenths of the ground's colors.
         variation: "none"; or "v1": light from any side, other cameras, surfaces and exposures. See docs/scenes.md.
 
     >>> scenes = Scenes("textured", split="train", size=32)
@@ -166,8 +168,9 @@ class Scenes(VideoDataset):
         """Return the contents of scenes as tensors. See `sample_scenes` for their device."""
         address = (self.family, self.split, self.seed, indices)
         scenes = sample_scenes(*address, self.num_objects, device, self.variation)
-        if self.textures == "ramp":
-            return scenes.scale_textures(torch.from_numpy(indices / self.count).to(scenes.count.device))
+        if self.textures in ("flat", "ramp"):
+            strength = np.full(len(indices), FLAT_STRENGTH) if self.textures == "flat" else indices / self.count
+            return scenes.scale_textures(torch.from_numpy(strength).to(scenes.count.device))
         if self.textures == "low-contrast":
             return scenes.blend_into_ground(
                 torch.from_numpy(MAX_BLEND * (indices * GOLDEN % 1)).to(scenes.count.device)

@@ -7,6 +7,7 @@ In reading order:
     losses       what is minimised
     schedules    learning rate and texture strength by step
     data         the datasets of a run
+    teacher      labels of a teacher, for self-training
     loader       the images of each step
     loop         the training loop
     augment      random changes of images

@@ -15,6 +15,7 @@ The loader of `cutslots train` passes random numbers of its own, which do not de
 
     BatchAugmentation    which of these changes a run makes, and how strong they are
     augment_batch        crops, colors, blur and noise, of images or clips; frames of a clip differ in their noise
+    camouflage           objects take on the background's texture, where labels say what they are
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ def to_boxes(numbers: Tensor, min_area: float) -> Tensor:
     return torch.stack([top * (1 - height), left * (1 - width), height, width], 1)
 
 
-def crop(image: Tensor, boxes: Tensor) -> Tensor:
-    """Return the box of each image, resized to the image bilinearly; beyond the image its border is repeated.
+def crop(image: Tensor, boxes: Tensor, mode: str = "bilinear") -> Tensor:
+    """Return the box of each image, resized to the image; beyond the image its border is repeated.
 
     A box is enlarged, never reduced, so that no filter against aliasing is needed.
     """
@@ -100,7 +101,7 @@ def crop(image: Tensor, boxes: Tensor) -> Tensor:
     # From coordinates of the view in [-1, 1] to those of the image.
     rows = torch.stack([width, zero, 2 * left + width - 1], 1), torch.stack([zero, height, 2 * top + height - 1], 1)
     grid = F.affine_grid(torch.stack(rows, 1), list(image.shape), align_corners=False)
-    return F.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return F.grid_sample(image, grid, mode=mode, padding_mode="border", align_corners=False)
 
 
 def random_flips(image: Tensor) -> Tensor:
@@ -215,24 +216,36 @@ class BatchAugmentation(NamedTuple):
     hue: float = 0.0  # largest rotation, in turns
     blur: float = 0.0  # probability
     noise: float = 0.0  # largest standard deviation, for values from 0 to 1
+    camouflage: float = 0.0  # probability; it needs labels
 
 
 Draw = Callable[[str, int], Tensor]  # random numbers in [0, 1), (count, B), of the change with this name
 
 
 def augment_batch(
-    image: Tensor, strength: BatchAugmentation, draw: Draw, noise: Callable[[torch.Size], Tensor]
+    image: Tensor, strength: BatchAugmentation, draw: Draw, noise: Callable[[Sequence[int]], Tensor]
 ) -> Tensor:
-    """Return changed uint8 images (B, 3, H, W) or clips (B, T, 3, H, W). `noise` returns normal numbers of a shape."""
+    """Return changed uint8 images (B, 3, H, W) or clips (B, T, 3, H, W). `noise` returns normal numbers of a shape.
+
+    Images may have labels as a fourth channel.
+    """
     frames = image.shape[1] if image.ndim == 5 else 1
 
     def numbers(name: str, count: int = 1) -> Tensor:
         return draw(name, count).to(image.device, torch.float32).repeat_interleave(frames, 1)
 
     with full_precision(image):
-        view = image.reshape(-1, *image.shape[-3:]) / 255
+        view, labels = image.flatten(0, -4).split([3, image.shape[-3] - 3], 1)
+        view = view / 255
+        if strength.camouflage:
+            chosen, amount, down, right = numbers("camouflage", 4)
+            hidden = camouflage(view, labels[:, 0], amount, down, right)
+            view = torch.where((chosen < strength.camouflage).view(-1, 1, 1, 1), hidden, view)
         if strength.min_crop_area < 1:
-            view = crop(view, to_boxes(numbers("crop", 4), strength.min_crop_area))
+            boxes = to_boxes(numbers("crop", 4), strength.min_crop_area)
+            view = crop(view, boxes)
+            if labels.shape[1]:
+                labels = crop(labels.float(), boxes, "nearest").to(labels.dtype)
         for name, change in COLOR_CHANGES.items():
             if largest := getattr(strength, name):
                 view = change(view, largest * (2 * numbers(name)[0] - 1))
@@ -240,8 +253,9 @@ def augment_batch(
             width, chosen = numbers("blur", 2)
             view = torch.where((chosen < strength.blur).view(-1, 1, 1, 1), _blur_by(view, width), view)
         if strength.noise:
-            view = view + (strength.noise * numbers("noise")[0]).view(-1, 1, 1, 1) * noise(image.shape).view_as(view)
-        return (255 * view.clamp(0, 1) + 0.5).to(torch.uint8).view_as(image)
+            normal = noise((*image.shape[:-3], *view.shape[1:])).view_as(view)
+            view = view + (strength.noise * numbers("noise")[0]).view(-1, 1, 1, 1) * normal
+        return torch.cat([(255 * view.clamp(0, 1) + 0.5).to(torch.uint8), labels], 1).view_as(image)
 
 
 COLOR_CHANGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -250,3 +264,49 @@ COLOR_CHANGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "saturation": lambda image, change: adjust_saturation(image, 1 + change),
     "hue": rotate_hue,
 }
+
+
+# ---------------------------------------------------------------------------------------------------------- camouflage
+
+MAX_LABELS = 32
+SHADING_RADIUS = 1 / 32  # of the smaller side; light changes more slowly on an object than its texture
+SHADING_RANGE = (0.3, 2.5)
+
+
+def camouflage(image: Tensor, labels: Tensor, amount: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """Return images (B, 3, H, W) whose objects have the background's texture, shaded as the objects were.
+
+    `labels` (B, H, W) say what the objects are; the most frequent one is the background. An object gets the pixels of
+    the background that are some way `down` and `right` of it, random numbers (B,) in units of the image, times its
+    shading: its luma, blurred, relative to its mean. Where there is no background, it keeps its texture, and its mean
+    color becomes the background's. `amount` (B,), from 0 to 1, says how much of its own colors is gone.
+    """
+    # Products of zeros and ones add in one order on CUDA, unlike scatter_add.
+    members = (labels.flatten(1)[..., None] == torch.arange(MAX_LABELS, device=labels.device)).to(image.dtype)
+    area = members.sum(1)
+    background = area.argmax(1)
+    is_object = (labels != background[:, None, None])[:, None]
+    color = (image.flatten(2) @ members) / area.clamp(min=1)[:, None]  # (B, 3, L)
+    own = (color @ members.mT).view_as(image)
+    ground = color.gather(2, background[:, None, None].expand(-1, 3, 1))[..., None]
+    moved, moved_labels = (_shift(x, down, right) for x in (image, labels[:, None]))
+    shaded = moved * _shading(luma(image) / luma(own).clamp(min=1e-2), is_object)
+    hidden = torch.where(moved_labels == background[:, None, None, None], shaded, image - own + ground)
+    mixed = torch.lerp(image, hidden, amount.sqrt().view(-1, 1, 1, 1).to(image.dtype))  # most of it, on average
+    return torch.where(is_object, mixed, image).clamp(0, 1)
+
+
+def _shift(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """Return what is `down` and `right` of each pixel of (B, C, H, W), in units of the image. Beyond, it repeats."""
+    (B, _, H, W), device = x.shape, x.device
+    image = torch.arange(B, device=device)[:, None, None]
+    rows = (torch.arange(H, device=device) + (down * H).long()[:, None]) % H
+    columns = (torch.arange(W, device=device) + (right * W).long()[:, None]) % W
+    return x.movedim(1, 3)[image, rows[:, :, None], columns[:, None]].movedim(3, 1)
+
+
+def _shading(relative: Tensor, is_object: Tensor) -> Tensor:
+    """Return the luma of objects relative to their means (B, 1, H, W), blurred over pixels of objects."""
+    radius = max(1, round(SHADING_RADIUS * min(relative.shape[-2:])))
+    total, count = (F.avg_pool2d(x, 2 * radius + 1, 1, radius) for x in (relative * is_object, is_object.to(relative)))
+    return (total / count.clamp(min=1e-6)).clamp(*SHADING_RANGE)

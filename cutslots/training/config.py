@@ -120,6 +120,11 @@ class RunConfig:
         return BatchAugmentation()
 
     @property
+    def teacher(self) -> str | None:
+        """A checkpoint whose refined masks are labels to train on."""
+        return None
+
+    @property
     def validates_on_videos(self) -> bool:
         """Whether videos are validated on as videos. Otherwise their frames are images."""
         return False
@@ -184,6 +189,12 @@ class TrainConfig(RunConfig):
     """Augmentation: probability of a Gaussian blur of up to 1/112 of the smaller side."""
     noise_sigma: Annotated[float, Range(0, 1)] = 0.0
     """Augmentation: largest standard deviation of Gaussian noise, for values from 0 to 1."""
+    teacher: str | None = None
+    """Self-training: a checkpoint whose refined masks are labels of the training images. The loss needs a weight for
+    them (--loss.label-weight)."""
+    camouflage: Annotated[float, Range(0, 1)] = 0.0
+    """Augmentation: probability that the objects of an image, as the teacher labels them, take on the background's
+    texture."""
     init_from: str | None = None
     """Initialise from a checkpoint, to fine-tune it: a run folder, a .safetensors file or a name. It has the same
     encoder, slots and decoder; the kind of model (--model) and its own options may differ."""
@@ -199,7 +210,7 @@ class TrainConfig(RunConfig):
     @property
     def augmentation(self) -> BatchAugmentation:
         colors = (self.brightness_jitter, self.contrast_jitter, self.saturation_jitter, self.hue_jitter)
-        return BatchAugmentation(self.min_crop_area, *colors, self.blur_probability, self.noise_sigma)
+        return BatchAugmentation(self.min_crop_area, *colors, self.blur_probability, self.noise_sigma, self.camouflage)
 
     @property
     def validates_on_videos(self) -> bool:

@@ -15,6 +15,7 @@ from cutslots.dataset import Dataset, VideoDataset
 from cutslots.scenes import Scenes
 from cutslots.scenes.dataset import Textures
 from cutslots.training.config import MIX_FRACTION, RunConfig
+from cutslots.training.teacher import with_labels
 
 MAX_RAMP_SCENES, MAX_LOW_CONTRAST_SCENES, MAX_MIXED_SCENES = 12_000, 16_000, 16_000
 
@@ -54,8 +55,18 @@ def open_training_data(config: RunConfig, fabric: Fabric) -> Dataset:
 
 def training_data(config: RunConfig, fabric: Fabric) -> Dataset:
     """Return the images, or clips, of the training split, in memory if they fit."""
-    data = open_training_data(config, fabric)
-    return training_samples(_load(data, config, fabric, f"{data_text(config.data)}, train"), config)
+    data, title = open_training_data(config, fabric), f"{data_text(config.data)}, train"
+    samples = training_samples(_load(data, config, fabric, title), config)
+    flat = _flat_scenes(data, config)
+    return with_labels(samples, config, fabric, title, (flat or data).fingerprint(), flat)
+
+
+def _flat_scenes(data: Any, config: RunConfig) -> Scenes | None:
+    """Return what a teacher sees in the place of built-in scenes: the same with flat textures, if the data say so."""
+    if not (isinstance(config.data, TexturedSceneConfig) and config.data.flat_teacher):
+        return None
+    size = (data.image_size, data.seed, len(data))
+    return Scenes(data.family, "train", *size, data.num_objects, "flat", data.variation)
 
 
 def training_samples(data: Dataset, config: RunConfig) -> Dataset:
@@ -83,8 +94,10 @@ def open_mixed_data(config: RunConfig) -> Dataset | None:
 
 def mixed_data(config: RunConfig, fabric: Fabric) -> Dataset | None:
     """Return the images of the second dataset of a run, if it has one, in memory if they fit."""
-    data = open_mixed_data(config)
-    return None if data is None else _load(data, config, fabric, f"{config.mix_data}, train")
+    data, title = open_mixed_data(config), f"{config.mix_data}, train"
+    if data is None:
+        return None
+    return with_labels(_load(data, config, fabric, title), config, fabric, title, data.fingerprint())
 
 
 def validation_data(config: RunConfig, fabric: Fabric) -> Dataset:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -23,7 +23,16 @@ from cutslots.training.data import Curriculum
 from cutslots.training.schedules import texture_range
 
 FLIP, TEXTURE_STRENGTH, LOW_CONTRAST, MIXED = 1, 7, 8, 16  # streams of random numbers
-AUGMENTATIONS = {"crop": 9, "brightness": 10, "contrast": 11, "saturation": 12, "hue": 13, "blur": 14, "noise": 15}
+AUGMENTATIONS = {
+    "crop": 9,
+    "brightness": 10,
+    "contrast": 11,
+    "saturation": 12,
+    "hue": 13,
+    "blur": 14,
+    "noise": 15,
+    "camouflage": 17,
+}
 
 
 class TrainLoader:
@@ -95,7 +104,7 @@ class TrainLoader:
             image, self.config.augmentation, draw, lambda shape: self._noise(step, shape, image.device)
         )
 
-    def _noise(self, step: int, shape: torch.Size, device: torch.device) -> Tensor:
+    def _noise(self, step: int, shape: Sequence[int], device: torch.device) -> Tensor:
         """Return normal numbers for the images of this process, which are those of one process: all are drawn."""
         seed = int(self._random(step, AUGMENTATIONS["noise"]).integers(2**63))
         generator = torch.Generator(device).manual_seed(seed)

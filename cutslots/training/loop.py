@@ -51,6 +51,7 @@ from cutslots.training.losses import LOSSES, Loss
 from cutslots.training.run_folder import load_state, open_run
 from cutslots.training.schedules import learning_rate
 from cutslots.training.step import make_step
+from cutslots.training.teacher import check_teacher, label_request
 
 Config = TypeVar("Config", bound=RunConfig)
 Model = TypeVar("Model", bound=nn.Module)
@@ -109,6 +110,8 @@ class Discover(Task):
 
     def check_start(self, folder: Path) -> None:
         config = self.config
+        if config.teacher is not None and checkpoint_file(config.teacher).parent.resolve() == folder.resolve():
+            raise ValueError(f"teacher is {config.teacher}, the run folder itself; expected another checkpoint")
         if config.init_from is not None and not _has_state(folder, config):
             _initialized(config)  # reports a checkpoint that does not fit before anything is written
             if checkpoint_file(config.init_from).parent.resolve() == folder.resolve():
@@ -144,6 +147,7 @@ def run(task: Task) -> Path:
     is_other = rank > 0 or int(os.environ.get("NODE_RANK", 0)) > 0
     values = config.to_dict() | {"version": cutslots.__version__}
     values |= {} if task.command is None else {"command": task.command}
+    values |= {} if config.teacher is None else {"labels": label_request(config)}  # a resumed run has the same
     is_finished = functools.partial(_is_finished, config)
     opened = contextlib.nullcontext(False) if is_other else open_run(folder, values, config.overwrite, is_finished)
     with opened as complete:
@@ -292,7 +296,9 @@ def validate(config: TrainConfig) -> None:
         raise ValueError(f"max_frame_gap is {config.max_frame_gap}; a model of images expects 1")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = build(config.model).eval()
-        LOSSES.build(config.loss).validate(model)
+        loss: Loss = LOSSES.build(config.loss)
+        loss.validate(model)
+        check_teacher(config, model, loss)
         clip = torch.zeros(1, frames, 3, *config.model.image_size)
         model(clip if frames > 1 else clip[:, 0])
     if config.num_images == "endless":

@@ -1,6 +1,7 @@
 """Losses: what training minimises.
 
-A loss is called with a model's output, the images and the step. It returns the value to minimise and the value to log.
+A loss is called with a model's output, the images and the step, and with the labels of a teacher if the run has one. It
+returns the value to minimise and the value to log.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d
+from torch.nn.functional import adaptive_avg_pool2d, one_hot
 
 from cutslots.models.discovery import Discovery, DiscoveryOutput, FeatureOutput, to_float
 from cutslots.registry import PartConfig, Range, Registry, Steps
@@ -38,6 +39,7 @@ class Loss:
     """Base class of losses. Subclasses implement `__call__`."""
 
     needs_image = True  # False: `image` may be anything, such as cached features in its place
+    label_weight: float = 0.0  # of the labels of a teacher; a loss that has some takes `labels` (B, H, W)
 
     def validate(self, model: Discovery) -> None:
         """Raise a ValueError if the loss does not fit the model."""
@@ -75,15 +77,17 @@ class MSEConfig(LossConfig):
     """Weight of the cross-entropy of the slot module's masks given those of the decoder; 0 for none (the paper)."""
     mask_consistency_start: Steps = 0
     """Step at which this term sets in; it rises linearly over as many steps again."""
+    label_weight: Annotated[float, Range(0, 65_536)] = 0.0
+    """Weight of the cross-entropy of all masks given the labels of a teacher (--teacher); 0 for none."""
 
 
 @LOSSES.register("mse", MSEConfig)
 class MSELoss(Loss):
-    """Mean squared error of the reconstruction, optionally blurred at first, and two optional terms.
+    """Mean squared error of the reconstruction, optionally blurred at first, and three optional terms.
 
     A blur that decays favours objects over texture. The penalty on foreground pixels leaves the background to slot 0.
-    Mask consistency teaches the slot module the decoder's masks, which follow objects more closely than its own. The
-    plain mean squared error is logged.
+    Mask consistency teaches the slot module the decoder's masks, which follow objects more closely than its own. Labels
+    of a teacher teach both. The plain mean squared error is logged.
     """
 
     def __init__(
@@ -94,10 +98,12 @@ class MSELoss(Loss):
         foreground_penalty_start: int = 0,
         mask_consistency: float = 0.0,
         mask_consistency_start: int = 0,
+        label_weight: float = 0.0,
     ) -> None:
         self.blur, self.blur_steps = blur, blur_steps
         self.foreground_penalty, self.foreground_penalty_start = foreground_penalty, foreground_penalty_start
         self.mask_consistency, self.mask_consistency_start = mask_consistency, mask_consistency_start
+        self.label_weight = label_weight
 
     def validate(self, model: Discovery) -> None:
         if model.reconstructs_features:
@@ -111,16 +117,18 @@ class MSELoss(Loss):
         if self.blur > min(model.image_size):
             raise ValueError(f"loss.blur is {self.blur}; expected at most the image size, {min(model.image_size)}")
 
-    def __call__(self, output: DiscoveryOutput, image: Tensor, step: int) -> LossOutput:
+    def __call__(self, output: DiscoveryOutput, image: Tensor, step: int, labels: Tensor | None = None) -> LossOutput:
         # A tensor here too: a division by a number rounds differently on CUDA.
         number = torch.full((), step, device=output.reconstruction.device)
-        return self.in_phase(output, image, number, self.phase(step))
+        return self.in_phase(output, image, number, self.phase(step), labels)
 
     def phase(self, step: int) -> int:
         """Return the radius of the blur in pixels."""
         return blur_radius(self.sigma_at(step))
 
-    def in_phase(self, output: DiscoveryOutput, image: Tensor, step: Tensor, phase: int) -> LossOutput:
+    def in_phase(
+        self, output: DiscoveryOutput, image: Tensor, step: Tensor, phase: int, labels: Tensor | None = None
+    ) -> LossOutput:
         difference = output.reconstruction - to_float(image)
         error = difference.square().mean()
         blurred = gaussian_blur(difference, self.sigma_at(step), phase).square().mean()
@@ -129,6 +137,8 @@ class MSELoss(Loss):
         if self.mask_consistency:
             weight = self.mask_consistency * _rise(step, self.mask_consistency_start)
             loss = loss + weight * mask_cross_entropy(output.partition_masks, output.masks)
+        if labels is not None:
+            loss = loss + self.label_weight * label_cross_entropy(output, labels)
         return LossOutput(loss, error)
 
     def sigma_at(self, step: int | Tensor) -> Any:
@@ -172,6 +182,40 @@ def mask_cross_entropy(masks: Tensor, target: Tensor) -> Tensor:
     target = adaptive_avg_pool2d(target.detach().float().flatten(0, -4), (height, width))
     log_masks = (masks.float() + MIN_MASK).log().flatten(0, -4)
     return -(target * log_masks).sum(-3).mean()
+
+
+def label_cross_entropy(output: DiscoveryOutput, labels: Tensor) -> Tensor:
+    """Return the cross-entropy of the masks of decoder and slot module, added, given labels (B, H, W).
+
+    Labels are slots of another model: each goes to the slot whose mask it overlaps most. A pixel weighs in inverse
+    proportion to the square root of the area of its label, so that a large background does not outweigh objects.
+    """
+    K = output.masks.shape[1]
+    target = one_hot(labels.long(), K).movedim(-1, 1).float()  # (B, L, H, W), as many labels as slots
+    area = target.mean((2, 3), keepdim=True)
+    weight = (target * area.clamp(min=1e-6).rsqrt()).sum(1, keepdim=True)
+    label = match_labels(target, output.masks)[:, :, None, None].expand_as(target)
+    target = target.gather(1, label) * (weight / weight.mean((2, 3), keepdim=True))
+    return mask_cross_entropy(output.masks, target) + mask_cross_entropy(output.partition_masks, target)
+
+
+@torch.no_grad()
+def match_labels(target: Tensor, masks: Tensor) -> Tensor:
+    """Return the label (B, K) of each slot, from the masks (B, K, H, W) of labels and slots.
+
+    The pair with the largest IoU is matched first, then the largest one of the labels and slots that are left.
+    """
+    a, b = target.flatten(2).float(), masks.flatten(2).float()
+    overlap = a @ b.mT
+    iou = overlap / (a.sum(2)[:, :, None] + b.sum(2)[:, None] - overlap).clamp(min=1e-6)
+    B, K, _ = iou.shape
+    matched = torch.zeros_like(iou)
+    for _ in range(K):
+        pair = one_hot(iou.flatten(1).argmax(1), K * K).view(B, K, K)
+        matched = matched + pair
+        taken = (pair.sum(1, keepdim=True) + pair.sum(2, keepdim=True)) > 0
+        iou = iou.masked_fill(taken, -1)
+    return matched.argmax(1)
 
 
 def _rise(step: int | Tensor, start: int) -> Any:

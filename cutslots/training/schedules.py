@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cutslots.data.builtin import TexturedSceneConfig
+from cutslots.scenes.dataset import FLAT_STRENGTH
 from cutslots.training.config import RunConfig
 
-FLAT_STRENGTH = 0.15  # the strongest texture before the ramp
 STRENGTH_SPAN = 0.3  # width of the range that the textures of a batch are sampled from
 
 

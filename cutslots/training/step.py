@@ -21,6 +21,7 @@ from torch import Tensor
 from cutslots.training.config import RunConfig
 from cutslots.training.losses import Loss
 from cutslots.training.schedules import learning_rate
+from cutslots.training.teacher import split_labels
 
 Paused = Callable[[], AbstractContextManager[None]]
 NUM_WARMUP_STEPS = 3  # before a capture: compilation, cuDNN's benchmarks and Adam's moments allocate memory
@@ -54,7 +55,8 @@ class TrainStep:
                 group["lr"] = lr * group["lr_scale"]
 
     def update(self, image: Tensor, loss: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        value, logged = loss(self.model(image), image, *arguments)
+        image, *labels = (image,) if self.config.teacher is None else split_labels(image)
+        value, logged = loss(self.model(image), image, *arguments, *labels)
         self.fabric.backward(value)
         max_norm = self.config.grad_clip or math.inf
         norm = self.fabric.clip_gradients(self.model, self.optimizer, max_norm=max_norm, error_if_nonfinite=False)

@@ -220,7 +220,7 @@ def test_pickling_a_cache_on_disk_sends_no_images(tmp_path):
         ({"family": "plain", "seed": 2**32}, "seed is 4294967296; expected an integer"),
         ({"family": "plain", "num_objects": (5, 2)}, r"num_objects is \(5, 2\); expected a range between 1 and 10"),
         ({"family": "plain", "num_objects": (0, 2)}, r"num_objects is \(0, 2\); expected a range"),
-        ({"family": "plain", "textures": "flat"}, r"textures is 'flat'; expected one of full, ramp, low-contrast\Z"),
+        ({"family": "plain", "textures": "no"}, r"textures is 'no'; expected one of full, flat, ramp, low-contrast\Z"),
     ],
 )
 def test_invalid_arguments(arguments, message):

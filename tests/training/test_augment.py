@@ -18,6 +18,7 @@ from cutslots.training.augment import (
     augment_batch,
     augment_view,
     blur,
+    camouflage,
     color_jitter,
     crop,
     crop_and_flip,
@@ -282,3 +283,73 @@ def test_frames_of_a_clip_have_one_crop_and_one_color(pixels):
     found = augment_batch(clips, strength, draw, no_noise)
     assert found.shape == clips.shape and found.equal(found[:, :1].expand_as(found))
     assert found[:, 0].equal(augment_batch(pixels, strength, draw, no_noise))
+
+
+# --------------------------------------------------------------------------------------------------------- with labels
+
+
+def labeled(image, labels):
+    return torch.cat([image, labels[:, None]], 1)
+
+
+def test_labels_are_cropped_with_their_images():
+    """The image shows its labels: they still agree inside of regions."""
+    labels = torch.zeros(2, 32, 32, dtype=torch.uint8)
+    labels[:, 8:20, 4:24] = 1
+    labels[:, 22:, :] = 2
+    image = (100 * labels)[:, None].expand(-1, 3, -1, -1)
+    numbers = draws(crop=[[0.2, 0.9], [0.5, 0.1], [0.3, 0.0], [0.7, 1.0]])
+    found = augment_batch(labeled(image, labels), BatchAugmentation(min_crop_area=0.3), numbers, no_noise)
+    assert found.dtype == torch.uint8 and not found[:, 3].equal(labels)
+    assert ((found[:, 0] / 100.0).round() == found[:, 3]).float().mean() > 0.95
+
+
+def test_colors_leave_labels_alone(pixels):
+    labels = torch.randint(0, 5, (2, 12, 20), dtype=torch.uint8)
+    strength = BatchAugmentation(brightness=0.4, hue=0.3, noise=0.2)
+    numbers = draws(brightness=[[0.0, 0.9]], hue=[[0.2, 0.8]], noise=[[1.0, 1.0]])
+    found = augment_batch(labeled(pixels, labels), strength, numbers, torch.randn)
+    assert found.shape == (2, 4, 12, 20) and found[:, 3].equal(labels) and not found[:, :3].equal(pixels)
+
+
+def test_camouflaged_objects_have_the_colors_of_the_background():
+    image = torch.empty(1, 3, 16, 16)
+    image[:] = torch.tensor([0.2, 0.5, 0.7]).view(1, 3, 1, 1)
+    labels = torch.full((1, 16, 16), 4)
+    labels[0, 2:6, 3:9] = 1
+    image[0, :, 2:6, 3:9] = torch.tensor([0.9, 0.1, 0.3]).view(3, 1, 1)
+    for amount in (0.0, 0.25, 1.0):
+        found = camouflage(image, labels, torch.tensor([amount]), torch.tensor([0.4]), torch.tensor([0.6]))
+        expected = torch.lerp(torch.tensor([0.9, 0.1, 0.3]), torch.tensor([0.2, 0.5, 0.7]), amount**0.5)
+        torch.testing.assert_close(found[0, :, 2:6, 3:9], expected.view(3, 1, 1).expand(-1, 4, 6))
+        assert found[:, :, 8:].equal(image[:, :, 8:]), "the background stays as it is"
+
+
+def test_camouflage_takes_texture_of_the_background_and_keeps_shading():
+    torch.manual_seed(0)
+    image, labels = torch.rand(1, 3, 64, 64) * 0.2 + 0.4, torch.zeros(1, 64, 64, dtype=torch.long)
+    labels[0, 8:24, 8:24] = 1
+    shade = torch.linspace(0.5, 1.5, 16)
+    image[0, :, 8:24, 8:24] = 0.5 * shade[None, :, None]
+    found = camouflage(image, labels, torch.ones(1), torch.tensor([0.5]), torch.tensor([0.5]))[0, :, 8:24, 8:24]
+    texture = image[0, :, 40:56, 40:56]
+    assert (found / texture).std((0, 2)).max() < 1e-5, "the same factor in all pixels of a row"
+    factor = (found / texture)[0, :, 0]
+    assert factor[2:-2].diff().min() > 0 and factor[1] < 0.7 and factor[-2] > 1.3, "lit from below, as before"
+
+
+def test_camouflage_of_a_fraction_of_the_images(pixels):
+    labels = torch.zeros(2, 12, 20, dtype=torch.uint8)
+    labels[:, 2:8, 2:8] = 3
+    numbers = draws(camouflage=[[0.4, 0.6], [1.0, 1.0], [0.5, 0.5], [0.5, 0.5]])
+    found = augment_batch(labeled(pixels, labels), BatchAugmentation(camouflage=0.5), numbers, no_noise)
+    assert not found[0].equal(labeled(pixels, labels)[0]) and found[1].equal(labeled(pixels, labels)[1])
+
+
+def test_camouflage_without_background_keeps_the_shading_once():
+    image, labels = torch.full((1, 3, 16, 16), 0.5), torch.zeros(1, 16, 16, dtype=torch.long)
+    labels[0, 4:12, 4:12] = 1
+    shade = torch.linspace(-0.1, 0.1, 8)
+    image[0, :, 4:12, 4:12] = 0.3 + shade[None, :, None]
+    found = camouflage(image, labels, torch.ones(1), torch.zeros(1), torch.zeros(1))  # an object is where it is
+    torch.testing.assert_close(found[0, :, 4:12, 4:12], (0.5 + shade)[None, :, None].expand(3, -1, 8))

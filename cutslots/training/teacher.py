@@ -1,0 +1,216 @@
+"""Labels of a teacher: self-training on refined masks.
+
+Refined masks are better than the masks that they are made from. With `teacher` a run starts by labelling its training
+images with the refined masks of a checkpoint, and the loss teaches the model these labels (`label_weight`). Errors
+differ from image to image, so that the model can get better than its teacher; then it can be the next teacher.
+
+`LabeledImages` returns images (B, 4, H, W): the fourth channel is the label of each pixel, a slot of the teacher. The
+loader flips and crops it with the image. With `cache_dir` labels are written to a file, for other runs:
+
+    CACHE_DIR/labels-KEY.npz    "labels", (N, H, W) uint8; KEY depends on the teacher, its refinement and the images
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+import cutslots
+from cutslots.data.builtin import TexturedSceneConfig
+from cutslots.data.memory import fits_in_memory
+from cutslots.dataset import Dataset, Indices, Sample, check_indices
+from cutslots.files import errors_name_path, locked, progress, write_atomically
+from cutslots.models.checkpoints import checkpoint_file, load
+from cutslots.models.discovery import Discovery, check_finite
+from cutslots.models.refinement import DEFAULTS, can_refine, refine_masks
+from cutslots.training.augment import MAX_LABELS
+from cutslots.training.config import RunConfig
+from cutslots.training.losses import Loss
+
+FORMAT = 1
+IMAGES_PER_BATCH = {"cuda": 256}  # labelled at once; 16 on other devices
+
+
+class LabeledImages(Dataset):
+    """Images with the labels of a teacher as a fourth channel: (B, 4, H, W) uint8. Masks are empty."""
+
+    has_masks = False
+
+    def __init__(self, data: Dataset, labels: Tensor) -> None:
+        self.data, self.labels, self.image_size = data, labels, data.image_size
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def get_batch(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
+        rows = torch.from_numpy(check_indices(indices, len(self)))
+        image = self.data.get_batch(indices, device).image
+        if self.labels.is_cuda:
+            rows = rows.pin_memory().to(self.labels.device, non_blocking=True)
+        labels = self.labels[rows].to(device)[:, None]
+        return Sample(torch.cat([image, labels], 1), torch.zeros(len(image), 0, 0, dtype=torch.uint8, device=device))
+
+
+def split_labels(image: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the images (B, 3, H, W) and the labels (B, H, W) of a batch of `LabeledImages`."""
+    return image[:, :3], image[:, 3]
+
+
+def with_labels(
+    data: Dataset, config: RunConfig, fabric: Fabric, title: str, fingerprint: str | None, seen: Dataset | None = None
+) -> Dataset:
+    """Return the images with the labels of the run's teacher; without a teacher, the images.
+
+    The teacher sees the images, or others in their place: `seen`. `fingerprint` is that of what it sees.
+    """
+    if config.teacher is None:
+        return data
+    seen, path = data if seen is None else seen, _cache_path(fingerprint, config, fabric)
+    if path is None:
+        labels = _label(seen, config, fabric, title)
+    else:
+        with fabric.rank_zero_first(local=True):  # one process labels, the others wait and read
+            labels = _cached_labels(path, seen, config, fabric, title)
+    kept = torch.from_numpy(labels)
+    return LabeledImages(data, kept.to(fabric.device) if fits_in_memory(kept.nbytes, fabric.device) else kept)
+
+
+# --------------------------------------------------------------------------------------------------------------- checks
+
+
+def check_teacher(config: RunConfig, model: Discovery, loss: Loss) -> None:
+    """Raise a ValueError if options of a run do not fit to its teacher, or need one."""
+    if config.teacher is None:
+        _check_no_teacher(config, loss)
+        return
+    if "labels" not in inspect.signature(loss).parameters:
+        given = f"teacher is {config.teacher}, but the loss {type(loss).__name__} takes no labels"
+        raise ValueError(f"{given}; expected --loss mse, or one whose __call__ takes labels")
+    if not loss.label_weight:
+        raise ValueError(f"teacher is {config.teacher}, but its labels have no weight; expected --loss.label-weight")
+    _check_images(config)
+    slots = open_teacher(config).num_slots
+    if slots > model.num_slots:
+        given = f"teacher is {config.teacher}, which has {slots} slots"
+        raise ValueError(f"{given}; expected at most those of the model, {model.num_slots}")
+    if config.augmentation.camouflage and slots > MAX_LABELS:
+        given = f"teacher is {config.teacher}, which has {slots} slots"
+        raise ValueError(f"{given}; with --camouflage expected at most {MAX_LABELS}")
+
+
+def _check_no_teacher(config: RunConfig, loss: Loss) -> None:
+    if loss.label_weight:
+        raise ValueError(f"loss.label_weight is {loss.label_weight}, but there are no labels; expected --teacher too")
+    if config.augmentation.camouflage:
+        given = f"camouflage is {config.augmentation.camouflage}"
+        raise ValueError(f"{given}, but no labels say where objects are; expected --teacher too")
+    if isinstance(config.data, TexturedSceneConfig) and config.data.flat_teacher:
+        raise ValueError("data.flat_teacher is given, but there is no teacher; expected --teacher too")
+
+
+def _check_images(config: RunConfig) -> None:
+    """Raise a ValueError if the images of a run change over time: labels are those of fixed images."""
+    data: Any = config.data
+    if config.frames > 1:
+        raise ValueError(f"teacher is {config.teacher}; a model of {config.frames} frames expects none")
+    if config.num_images == "endless":
+        raise ValueError("num_images is endless; expected a number: --teacher labels images before training")
+    if isinstance(data, TexturedSceneConfig) and (data.texture_ramp_end or data.low_contrast):
+        given = f"data.texture_ramp_end is {data.texture_ramp_end} and data.low_contrast {data.low_contrast}"
+        raise ValueError(f"{given}; expected 0 for both: --teacher labels images before training")
+
+
+@torch.no_grad()
+def open_teacher(config: RunConfig) -> Discovery:
+    """Load the teacher. Raises a ValueError if it cannot label the images of the run."""
+    assert config.teacher is not None
+    try:
+        teacher = load(config.teacher)
+    except ValueError as error:
+        raise ValueError(f"teacher: {str(error).removeprefix('checkpoint: ')}") from None
+    if teacher.frames > 1 or teacher.reconstructs_features or not _can_refine(teacher):
+        raise ValueError(f"teacher is {config.teacher}, which cannot label single images; expected a model of images")
+    if teacher.image_size != config.image_size:
+        given = f"teacher is {config.teacher}, a model of {teacher.image_size} images"
+        raise ValueError(f"{given}; expected the image size of the run, {config.image_size}")
+    return teacher
+
+
+def _can_refine(teacher: Discovery) -> bool:
+    """Return whether a model of images returns what refinement needs."""
+    return can_refine(teacher(torch.zeros(1, 3, *teacher.image_size)))
+
+
+# --------------------------------------------------------------------------------------------------------------- labels
+
+
+def label_request(config: RunConfig) -> dict[str, Any]:
+    """Return what labels depend on, besides the images and the device."""
+    assert config.teacher is not None
+    weights = checkpoint_file(config.teacher)
+    files = (weights, weights.with_name("config.json"))
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
+    return {"teacher": digest, "refinement": DEFAULTS, "format": FORMAT, "version": cutslots.__version__}
+
+
+def _cache_path(fingerprint: str | None, config: RunConfig, fabric: Fabric) -> Path | None:
+    """Return the file of the labels; None if labels are not kept or the dataset cannot tell its images apart."""
+    if config.cache_dir is None or fingerprint is None:
+        return None
+    images = {"data": fingerprint, "image_size": config.image_size, "device": fabric.device.type}
+    key = hashlib.sha256(json.dumps(label_request(config) | images).encode()).hexdigest()
+    return config.cache_dir / f"labels-{key[:16]}.npz"
+
+
+def _cached_labels(path: Path, data: Dataset, config: RunConfig, fabric: Fabric, title: str) -> np.ndarray:
+    """Return the labels (N, H, W) in a file, which is written first if there is none."""
+    with errors_name_path(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.with_suffix(".lock")):
+        if not path.is_file():
+            content = io.BytesIO()
+            np.savez_compressed(content, labels=_label(data, config, fabric, title))
+            write_atomically(path, content.getvalue())
+    return _read_labels(path, (len(data), *config.image_size))
+
+
+def _read_labels(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    try:
+        with np.load(path) as file:
+            labels: np.ndarray = file["labels"]
+    except Exception:  # a damaged archive raises BadZipFile, EOFError, zlib.error...
+        labels = np.empty(0)
+    if labels.shape != shape or labels.dtype != np.uint8:
+        raise ValueError(f"{path} is damaged; delete it to label the images again")
+    return labels
+
+
+@torch.no_grad()
+def _label(data: Dataset, config: RunConfig, fabric: Fabric, title: str) -> np.ndarray:
+    """Return the labels (N, H, W) of all images."""
+    teacher = open_teacher(config).to(fabric.device)
+    labels = np.empty((len(data), *config.image_size), np.uint8)
+    size = IMAGES_PER_BATCH.get(fabric.device.type, 16)
+    with progress(fabric.global_rank > 0) as bar:
+        task: Any = bar.add_task(f"labels of {title}", total=len(data))
+        for first in range(0, len(data), size):
+            rows = np.arange(first, min(first + size, len(data)))
+            labels[rows] = label_images(teacher, data.get_batch(rows, fabric.device).image).cpu().numpy()
+            bar.advance(task, len(rows))
+    return labels
+
+
+def label_images(teacher: Discovery, image: Tensor) -> Tensor:
+    """Return the slot (B, H, W) of every pixel of images (B, 3, H, W), uint8: the largest refined mask."""
+    output = teacher(image)
+    check_finite(teacher, masks=output.masks)
+    return refine_masks(output, image).argmax(1).to(torch.uint8)

@@ -1,0 +1,369 @@
+"""Self-training: the labels of a teacher, how they are kept, what training does with them, and what it refuses."""
+
+import shutil
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch.nn import functional as F
+
+from cutslots import Scenes, load
+from cutslots.devices import make_fabric
+from cutslots.models.discovery import DiscoveryOutput
+from cutslots.models.refinement import refine_masks
+from cutslots.registry import Part
+from cutslots.training import teacher as teacher_module
+from cutslots.training.data import mixed_data, training_data
+from cutslots.training.loader import TrainLoader
+from cutslots.training.loop import Interrupted, Stop, train, validate
+from cutslots.training.losses import (
+    LOSSES,
+    MSEConfig,
+    MSELoss,
+    label_cross_entropy,
+    mask_cross_entropy,
+    match_labels,
+)
+from cutslots.training.teacher import LabeledImages, label_images, split_labels
+from tests.small_runs import small, weights
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A teacher with three slots."""
+    return str(train(small(tmp_path_factory.mktemp("teacher") / "run", max_steps=4, num_images=4)))
+
+
+def taught(out, checkpoint, **changes):
+    return small(out, **({"teacher": checkpoint, "loss__label_weight": 0.1} | changes))
+
+
+def fabric():
+    return make_fabric("cpu", 1, 1, "32-true")
+
+
+# --------------------------------------------------------------------------------------------------------------- labels
+
+
+def test_labels_are_the_largest_refined_masks(checkpoint):
+    model, image = load(checkpoint), Scenes("plain", size=16).get_batch(range(3)).image
+    with torch.no_grad():
+        labels, expected = label_images(model, image), refine_masks(model(image), image).argmax(1)
+    assert labels.dtype == torch.uint8 and torch.equal(labels.long(), expected)
+
+
+def test_labels_are_a_fourth_channel(checkpoint):
+    data = training_data(taught(None, checkpoint, num_images=20), fabric())
+    scenes = Scenes("plain", size=16, num_objects=(2, 5))
+    assert len(data) == 20 and data.image_size == (16, 16) and not data.has_masks
+    batch = data.get_batch([17, 2]).image
+    assert batch.shape == (2, 4, 16, 16) and batch.dtype == torch.uint8
+    image, labels = split_labels(batch)
+    assert torch.equal(image, scenes.get_batch([17, 2]).image)
+    with torch.no_grad():
+        assert torch.equal(labels, label_images(load(checkpoint), image))
+
+
+def test_without_a_teacher_there_are_no_labels():
+    assert training_data(small(None), fabric()).get_batch([0]).image.shape == (1, 3, 16, 16)
+
+
+def test_images_that_are_mixed_in_have_labels_too(checkpoint):
+    config = taught(None, checkpoint, mix_data="textured:2-3")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cutslots.training.data.MAX_MIXED_SCENES", 5)
+        batch = mixed_data(config, fabric()).get_batch([4]).image
+    image, labels = split_labels(batch)
+    assert torch.equal(image, Scenes("textured", size=16, num_objects=(2, 3)).get_batch([4]).image)
+    with torch.no_grad():
+        assert torch.equal(labels, label_images(load(checkpoint), image))
+
+
+def test_a_teacher_may_see_flat_textures(checkpoint):
+    """The model sees the textures; the labels are those of the same scenes without."""
+    config = taught(None, checkpoint, data="textured", data__flat_teacher=True, num_images=6)
+    image, labels = split_labels(training_data(config, fabric()).get_batch(range(6)).image)
+    full, flat = (Scenes("textured", size=16, count=6, textures=kind).get_batch(range(6)) for kind in ("full", "flat"))
+    assert torch.equal(full.mask, flat.mask), "the same objects"
+    assert torch.equal(image, full.image) and not torch.equal(image, flat.image)
+    with torch.no_grad():
+        assert torch.equal(labels, label_images(load(checkpoint), flat.image))
+
+
+def test_flat_scenes_hardly_have_textures():
+    full, flat = (Scenes("textured", size=64, textures=kind).get_batch(range(8)) for kind in ("full", "flat"))
+
+    def contrast(sample):
+        return torch.stack([image[:, mask == 0].float().std(1).mean() for image, mask in zip(*sample, strict=True)])
+
+    assert contrast(flat).mean() < 0.6 * contrast(full).mean()
+
+
+def test_labels_are_kept_in_the_cache_folder(tmp_path, checkpoint, monkeypatch):
+    config = taught(None, checkpoint, cache_dir=str(tmp_path), num_images=6)
+    first = training_data(config, fabric()).get_batch(range(6)).image
+    (file,) = tmp_path.glob("labels-*.npz")
+    with np.load(file) as content:
+        assert np.array_equal(content["labels"], split_labels(first)[1])
+    monkeypatch.setattr(teacher_module, "_label", lambda *_: pytest.fail("labels are there"))
+    assert torch.equal(training_data(config, fabric()).get_batch(range(6)).image, first)
+
+
+def test_other_teachers_images_and_refinements_have_other_labels(tmp_path, checkpoint, monkeypatch):
+    other = train(small(tmp_path / "other", max_steps=2, num_images=4, seed=1))
+    cached = {"cache_dir": str(tmp_path / "cache"), "num_images": 4}
+    for config in (
+        taught(None, checkpoint, **cached),
+        taught(None, str(other), **cached),
+        taught(None, checkpoint, **cached | {"num_images": 5}),
+    ):
+        training_data(config, fabric())
+    monkeypatch.setitem(teacher_module.DEFAULTS, "pixel_sigma", 0.123)
+    training_data(taught(None, checkpoint, **cached), fabric())
+    assert len(list((tmp_path / "cache").glob("labels-*.npz"))) == 4
+
+
+# ------------------------------------------------------------------------------------------------------------- the loss
+
+
+def output(masks, partition=None):
+    empty = torch.empty(0)
+    return DiscoveryOutput(empty, masks, masks if partition is None else partition, empty, empty)
+
+
+def random_masks(K=4, size=(8, 12), seed=0):
+    return (3 * torch.randn(2, K, *size, generator=torch.Generator().manual_seed(seed))).softmax(1)
+
+
+def test_label_cross_entropy_written_out():
+    masks, partition = random_masks(), random_masks(size=(4, 6), seed=1)
+    labels = random_masks(seed=2).argmax(1).to(torch.uint8)
+    expected = []
+    for m, p, label in zip(masks, partition, labels.long(), strict=True):
+        area = [(label == l).double().mean().item() for l in range(4)]
+        weight = torch.tensor([[max(area[l], 1e-6) ** -0.5 for l in row] for row in label.tolist()])
+        weight = weight / weight.mean()
+        slot = greedy([[iou(label == l, m[k]) for k in range(4)] for l in range(4)])
+        target = torch.stack([sum((label == l) * weight for l in range(4) if slot[l] == k) for k in range(4)])
+        small_target = F.avg_pool2d(target[None], 2)[0]
+        fine, coarse = ((-t * (x + 1e-6).log()).sum(0).mean() for t, x in ((target, m), (small_target, p)))
+        expected.append((fine + coarse).item())
+    found = label_cross_entropy(output(masks, partition), labels)
+    assert found.item() == pytest.approx(np.mean(expected), rel=1e-5)
+
+
+def iou(label, mask):
+    overlap = (label * mask).sum().item()
+    return overlap / (label.sum().item() + mask.sum().item() - overlap)
+
+
+def greedy(table):
+    """The slot of each label: the largest entry first."""
+    pairs = sorted(((-value, l, k) for l, row in enumerate(table) for k, value in enumerate(row)))
+    slots = {}
+    for _, l, k in pairs:
+        if l not in slots and k not in slots.values():
+            slots[l] = k
+    return slots
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_labels_are_matched_as_the_hungarian_algorithm_does_where_it_is_clear(seed):
+    generator = torch.Generator().manual_seed(seed)
+    labels = random_masks(K=6, seed=seed).argmax(1)
+    target = F.one_hot(labels, 6).movedim(-1, 1).float()
+    order = torch.randperm(6, generator=generator)
+    masks = (2 * target[:, order] + torch.rand(2, 6, 8, 12, generator=generator)).softmax(1)
+    found = match_labels(target, masks)
+    for label, t, m in zip(found, target.flatten(2), masks.flatten(2), strict=True):
+        both = t @ m.T
+        _, columns = linear_sum_assignment(-(both / (t.sum(1)[:, None] + m.sum(1) - both)).numpy())
+        assert label.tolist() == np.argsort(columns).tolist() == order.tolist()
+
+
+def test_numbers_of_labels_do_not_matter():
+    masks, labels = random_masks(), random_masks(seed=2).argmax(1)
+    found = [
+        label_cross_entropy(output(masks), order[labels]) for order in (torch.arange(4), torch.tensor([2, 0, 3, 1]))
+    ]
+    torch.testing.assert_close(*found)
+
+
+def test_masks_equal_to_the_labels_have_no_loss():
+    labels = random_masks().argmax(1)
+    masks = F.one_hot(labels, 4).movedim(-1, 1).float()
+    assert label_cross_entropy(output(masks), labels).abs() < 1e-5
+    assert label_cross_entropy(output(masks[:, [1, 2, 3, 0]]), labels).abs() < 1e-5
+
+
+def test_a_small_object_weighs_more_than_as_much_background():
+    labels = torch.zeros(1, 8, 8, dtype=torch.long)
+    labels[0, :2, :2] = 1
+    sure = F.one_hot(labels, 2).movedim(-1, 1) * 0.98 + 0.01
+    losses = []
+    for row in (0, 6):  # one pixel of the object, or of the background, is wrong
+        masks = sure.clone()
+        masks[0, :, row, 0] = masks[0, :, row, 0].flip(0)
+        losses.append(label_cross_entropy(output(masks), labels).item())
+    ratio = (60 / 4) ** 0.5
+    base = label_cross_entropy(output(sure), labels).item()
+    assert (losses[0] - base) / (losses[1] - base) == pytest.approx(ratio, rel=1e-3)
+
+
+def test_labels_reach_both_masks_with_their_weight():
+    masks, partition = random_masks().requires_grad_(), random_masks(size=(4, 6), seed=1).requires_grad_()
+    labels, image = random_masks(seed=2).argmax(1), torch.rand(2, 3, 8, 12)
+    empty = torch.empty(0)
+    found = DiscoveryOutput(empty, masks, partition, torch.rand(2, 3, 8, 12), empty)
+    plain, logged = MSELoss()(found, image, 0)
+    loss, logged_too = MSELoss(label_weight=0.25)(found, image, 0, labels)
+    torch.testing.assert_close(loss - plain, 0.25 * label_cross_entropy(found, labels))
+    assert torch.equal(logged, logged_too), "the mean squared error is logged"
+    loss.backward()
+    assert masks.grad.abs().sum() > 0 and partition.grad.abs().sum() > 0
+    assert mask_cross_entropy(masks, masks).requires_grad
+
+
+# --------------------------------------------------------------------------------------------------------------- a run
+
+
+def test_a_run_learns_its_teachers_labels(tmp_path, checkpoint):
+    with_labels = train(taught(tmp_path / "a", checkpoint, max_steps=40, num_images=8, eval_every=40))
+    without = train(small(tmp_path / "b", max_steps=40, num_images=8, eval_every=40))
+    image = Scenes("plain", size=16, num_objects=(2, 5)).get_batch(range(8)).image
+    with torch.no_grad():
+        labels = label_images(load(checkpoint), image)
+        far, near = (label_cross_entropy(load(run)(image), labels) for run in (without, with_labels))
+    assert near < 0.8 * far
+
+
+def test_a_run_with_a_teacher_resumes(tmp_path, checkpoint, monkeypatch):
+    options = {"max_steps": 6, "camouflage": 0.5, "horizontal_flips": True, "min_crop_area": 0.5, "noise_sigma": 0.1}
+    whole, parts = (taught(tmp_path / name, checkpoint, **options) for name in ("whole", "parts"))
+    train(whole)
+    with monkeypatch.context() as patch:
+        patch.setattr(Stop, "interrupted", lambda self, step, seconds: step == 3)
+        with pytest.raises(Interrupted):
+            train(parts)
+    train(parts)
+    assert weights(whole.out) == weights(parts.out)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"teacher": None}, r"loss.label_weight is 0.1, but there are no labels; expected --teacher too"),
+        ({"loss__label_weight": 0.0}, r"but its labels have no weight; expected --loss.label-weight"),
+        (
+            {"teacher": None, "loss__label_weight": 0.0, "camouflage": 0.5},
+            r"camouflage is 0.5, but no labels say where objects are; expected --teacher too",
+        ),
+        (
+            {"teacher": None, "loss__label_weight": 0.0, "data": "textured", "data__flat_teacher": True},
+            r"data.flat_teacher is given, but there is no teacher; expected --teacher too",
+        ),
+        ({"num_images": "endless"}, r"num_images is endless; expected a number: --teacher labels images"),
+        (
+            {"data": "textured", "data__texture_ramp_end": 9},
+            r"data.texture_ramp_end is 9 and data.low_contrast 0.0; expected 0 for both",
+        ),
+        ({"data": "textured", "data__low_contrast": 0.5}, r"data.low_contrast 0.5; expected 0 for both"),
+        ({"teacher": "nowhere"}, r"teacher: .*nowhere"),
+        (
+            {"teacher": "tiny-64"},
+            r"teacher is tiny-64, a model of \(64, 64\) images; expected the image size of the run",
+        ),
+        (
+            {"teacher": "moving-128"},
+            r"teacher is moving-128, which cannot label single images; expected a model of images",
+        ),
+        ({"slots__num_slots": 2}, r"which has 3 slots; expected at most those of the model, 2"),
+    ],
+)
+def test_what_does_not_fit_a_teacher(tmp_path, checkpoint, changes, message):
+    config = taught(tmp_path / "run", checkpoint, **{k: v for k, v in changes.items() if v is not None})
+    if changes.get("teacher", "") is None:
+        config = small(
+            tmp_path / "run", **{"loss__label_weight": 0.1} | {k: v for k, v in changes.items() if v is not None}
+        )
+    with pytest.raises(ValueError, match=message):
+        validate(config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_teacher_in_the_run_folder_is_kept(tmp_path, checkpoint):
+    """Overwriting the folder would delete it."""
+    folder = tmp_path / "run"
+    shutil.copytree(checkpoint, folder)
+    before = weights(folder)
+    with pytest.raises(ValueError, match=r"teacher is .*run, the run folder itself; expected another checkpoint"):
+        train(taught(folder, str(folder), overwrite=True))
+    assert weights(folder) == before
+
+
+def test_a_run_does_not_resume_with_other_labels(tmp_path, checkpoint):
+    teacher = tmp_path / "teacher"
+    shutil.copytree(checkpoint, teacher)
+    config = taught(tmp_path / "run", str(teacher), max_steps=1)
+    train(config)
+    train(small(teacher, max_steps=5, num_images=4))  # the teacher is trained further
+    with pytest.raises(ValueError, match=r"labels"):
+        train(replace(config, max_steps=2))
+
+
+@dataclass(frozen=True)
+class UnlabeledConfig(MSEConfig):
+    pass
+
+
+class UnlabeledLoss(MSELoss):
+    """A loss of a plugin that does not know of labels."""
+
+    def __call__(self, output, image, step):
+        return super().__call__(output, image, step)
+
+
+def test_a_loss_without_labels_is_refused(tmp_path, checkpoint):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(LOSSES.parts, "unlabeled", Part("unlabeled", UnlabeledConfig, UnlabeledLoss, "", None))
+        config = replace(taught(tmp_path / "run", checkpoint), loss=UnlabeledConfig(label_weight=0.1))
+        with pytest.raises(ValueError, match=r"the loss UnlabeledLoss takes no labels; expected --loss mse"):
+            validate(config)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "other"])
+def test_a_damaged_cache_is_named(tmp_path, checkpoint, damage):
+    config = taught(None, checkpoint, cache_dir=str(tmp_path), num_images=6)
+    training_data(config, fabric())
+    (file,) = tmp_path.glob("labels-*.npz")
+    if damage == "other":
+        np.savez_compressed(file, labels=np.zeros((5, 16, 16), np.uint8))
+    else:
+        file.write_bytes(file.read_bytes()[: 50 if damage == "cut" else 0])
+    with pytest.raises(ValueError, match=r"labels-.*npz is damaged; delete it to label the images again"):
+        training_data(config, fabric())
+
+
+def test_labels_are_flipped_with_their_images(checkpoint):
+    """Each process prepares its share of what one process does."""
+    config = taught(None, checkpoint, horizontal_flips=True, batch_size=8, num_images=16)
+    data = training_data(config, fabric())
+    one, *shares = (
+        TrainLoader(data, config, SimpleNamespace(global_rank=rank, world_size=size, device="cpu"), 0)
+        for rank, size in ((0, 1), (0, 2), (1, 2))
+    )
+    batch, original = one._prepare(3), data.get_batch(one.indices(3)).image
+    flipped = [torch.equal(a, b.flip(-1)) for a, b in zip(batch, original, strict=True)]
+    assert 0 < sum(flipped) < 8
+    assert all(torch.equal(a, b) for a, b, f in zip(batch, original, flipped, strict=True) if not f)
+    assert torch.equal(torch.cat([loader._prepare(3) for loader in shares]), batch)
+
+
+def test_labeled_images_have_empty_masks():
+    data = LabeledImages(Scenes("plain", size=16, count=3), torch.zeros(3, 16, 16, dtype=torch.uint8))
+    assert len(data) == 3 and not data.has_masks and data.get_batch([0, 1]).mask.shape == (2, 0, 0)
+    with pytest.raises(IndexError, match="index 3 is out of range"):
+        data.get_batch([3])
