@@ -22,7 +22,7 @@ from cutslots.inference.prepare import Images, Resize, open_images
 from cutslots.inference.video import open_video
 from cutslots.models.discovery import Discovery
 from cutslots.models.mask_kinds import VideoMaskKind
-from cutslots.models.refinement import cut_masks, merge_masks, merge_tracks, posterior_masks
+from cutslots.models.refinement import VIDEO_PIXEL_SIGMA, cut_masks, merge_masks, merge_tracks, posterior_masks
 from cutslots.models.tracker import Tracker
 
 
@@ -78,7 +78,7 @@ def track_frames(
     for number, frame in enumerate(_run(model, frames, association, resize)):
         masks, values = frame.output.masks, None
         if merges is not None:
-            values = merge_masks(posterior_masks(frame.output, frame.pixels), merges)
+            values = merge_masks(posterior_masks(frame.output, frame.pixels, VIDEO_PIXEL_SIGMA), merges)
             masks = cut_masks(values, frame.pixels)
         prediction = make_prediction(model, frame, masks, f"frame_{number}", background, values, merges is not None)
         background = prediction.background

@@ -66,15 +66,16 @@ from cutslots.models.slot_colors import (
 )
 from cutslots.programs.min_cut import MinCut
 
-PIXEL_SIGMA = 0.2  # standard deviation of a pixel's channel around its slot reconstruction
-VIDEO_MERGE_THRESHOLD = 0.3  # lower than for images: slots of a video are merged in all frames at once
+VIDEO_PIXEL_SIGMA = 0.2  # smaller than for images: no videos were evaluated with another one yet
+VIDEO_MERGE_THRESHOLD = 0.3  # not that of images: slots of a video are merged in all frames at once
 BACKGROUND_WEIGHT = 1 / 50  # factor on the background in high-recall masks
 MIN_CONFIDENCE = 0.55  # mean mask value a slot needs on the pixels that it gains from the background
 MIN_OVERLAP = 1 / 800  # fraction of the image in which two slots must overlap to be compared
 
-# Chosen on validation scenes of each family and on renders; see "merging by reconstructions and by colors" in
-# docs/log.md.
-MERGE_THRESHOLD = 1.5  # slots less different than this multiple of the reconstruction's variance are merged
+# Chosen on validation scenes of each family and on renders; see "self-training" and "merging by reconstructions and by
+# colors" in docs/log.md.
+PIXEL_SIGMA = 0.5  # standard deviation of a pixel's channel around its slot reconstruction
+MERGE_THRESHOLD = 0.25  # slots less different than this multiple of the reconstruction's variance are merged
 COLOR_THRESHOLD = 0.45  # slots whose histograms differ by this or more are not merged
 MIN_AREA = 0.003  # of the image; slots that win less are fragments
 VIDEO_BACKGROUND_THRESHOLD = 0.0  # off: no videos were evaluated with it yet
@@ -88,6 +89,7 @@ MAX_KERNEL_SIZE = 128  # of a side: one CUDA kernel does all iterations of such 
 
 DEFAULTS = {  # recorded with every evaluation
     "pixel_sigma": PIXEL_SIGMA,
+    "video_pixel_sigma": VIDEO_PIXEL_SIGMA,
     "merge_threshold": MERGE_THRESHOLD,
     "color_threshold": COLOR_THRESHOLD,
     "video_merge_threshold": VIDEO_MERGE_THRESHOLD,
@@ -175,7 +177,7 @@ def merge_posterior(
 def refine_video_masks(
     outputs: Sequence[ModelOutput],
     image: Tensor,
-    pixel_sigma: float = PIXEL_SIGMA,
+    pixel_sigma: float = VIDEO_PIXEL_SIGMA,
     merge_threshold: float = VIDEO_MERGE_THRESHOLD,
     min_overlap: float = MIN_OVERLAP,
     capacity: float = CAPACITY,
@@ -197,7 +199,7 @@ def refine_video_masks(
 
 def merge_tracks(
     frames: Iterable[tuple[ModelOutput, Tensor]],
-    pixel_sigma: float = PIXEL_SIGMA,
+    pixel_sigma: float = VIDEO_PIXEL_SIGMA,
     merge_threshold: float = VIDEO_MERGE_THRESHOLD,
     min_overlap: float = MIN_OVERLAP,
     background_threshold: float = VIDEO_BACKGROUND_THRESHOLD,

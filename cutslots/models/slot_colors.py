@@ -24,9 +24,9 @@ MASK_LEVELS = 256  # masks are rounded for histograms: sums of integers are exac
 NUM_DISTINCT = 3  # slots that differ most from the background and say how much objects do
 MIN_DISTINCT_AREA = 1 / 200  # fraction of the image; the histogram of a smaller slot differs because it has few pixels
 
-# Chosen on validation scenes of each family and on renders; see "merging by reconstructions and by colors" and "colors
-# of slots" in docs/log.md.
-BACKGROUND_THRESHOLD = 1.1  # slots whose colors differ less from the background's are merged into it
+# Chosen on validation scenes and on renders; see "self-training", for the first, "merging by reconstructions and by
+# colors" and "colors of slots" in docs/log.md.
+BACKGROUND_THRESHOLD = 0.8  # slots whose colors differ less from the background's are merged into it
 COLOR_WEIGHT = 1.0  # of the logarithm of how common a pixel's color is in a slot
 MIN_SEPARATION, FULL_SEPARATION = 0.25, 0.4  # colors begin to count, and count fully
 RARE_COLOR = 0.01  # of the background's pixels; a region of rarer colors is an object

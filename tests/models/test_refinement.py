@@ -17,6 +17,7 @@ from cutslots.models.mask_kinds import MASK_KINDS
 from cutslots.models.refinement import (
     MERGE_THRESHOLD,
     MIN_OVERLAP,
+    PIXEL_SIGMA,
     SlotOverlap,
     cut_masks,
     drop_fragments,
@@ -162,9 +163,9 @@ def test_min_overlap_is_enough_to_be_compared():
 
 
 def test_slots_as_different_as_the_threshold_are_not_merged():
-    for distance, expected in ((0.09375, [0, 1]), (0.0937, [0, 0])):
+    for distance, expected in ((0.015625, [0, 1]), (0.0156, [0, 0])):
         statistics = statistics_of({(0, 1): 0.125}, {(0, 1): distance}, (0.6, 0.4), variance=0.5)
-        assert merge_slots(statistics).tolist() == [expected], "the default threshold is 1.5 times the variance"
+        assert merge_slots(statistics).tolist() == [expected], "the default threshold is a quarter of the variance"
 
 
 def test_overlaps_of_frames_are_averaged(monkeypatch):
@@ -197,14 +198,15 @@ def test_slots_of_videos_are_merged_if_they_differ_by_less_than_0_3_variances(mo
 def test_defaults_are_recorded():
     """The values of the recorded evaluations."""
     assert refinement.DEFAULTS == {
-        "pixel_sigma": 0.2,
-        "merge_threshold": 1.5,
+        "pixel_sigma": 0.5,
+        "video_pixel_sigma": 0.2,
+        "merge_threshold": 0.25,
         "color_threshold": 0.45,
         "video_merge_threshold": 0.3,
         "background_weight": 0.02,
         "min_confidence": 0.55,
         "min_overlap": 0.00125,
-        "background_threshold": 1.1,
+        "background_threshold": 0.8,
         "video_background_threshold": 0.0,
         "capacity": 6.0,
         "edge_sigma": 0.09,
@@ -408,7 +410,7 @@ def test_high_recall_thresholds_are_arguments():
 
 def test_video_of_one_frame_equals_an_image():
     case, image = random_case(7)
-    options = {name: refinement.DEFAULTS[name] for name in ("merge_threshold", "background_threshold")}
+    options = {name: refinement.DEFAULTS[name] for name in ("pixel_sigma", "merge_threshold", "background_threshold")}
     (masks,) = refine_video_masks([case], image[:, None], **options)
     torch.testing.assert_close(masks, refine_masks(case, image, color_threshold=2.0, min_area=0.0, **NO_COLORS))
 
@@ -435,6 +437,7 @@ def test_min_overlap_is_an_argument():
     posterior = posterior_masks(case, image)
     options = {"merge_threshold": 1e9, "min_overlap": 1.0, "capacity": 0.0, "background_threshold": 0.0}
     assert torch.equal(refine_masks(case, image, **options, **NO_COLORS), posterior)
+    posterior = posterior_masks(case, image, 0.2)  # the default of videos
     assert torch.equal(refine_video_masks([case], image[:, None], **options)[0], posterior)
 
 
@@ -446,7 +449,7 @@ def test_capacity_and_edge_sigma_are_arguments():
         expected = cut_masks(merged, image, capacity, edge_sigma)
         assert torch.equal(refine_masks(case, image, capacity=capacity, edge_sigma=edge_sigma, **alike), expected)
         options = {"merge_threshold": MERGE_THRESHOLD, "capacity": capacity, "edge_sigma": edge_sigma}
-        options["background_threshold"] = BACKGROUND_THRESHOLD
+        options |= {"background_threshold": BACKGROUND_THRESHOLD, "pixel_sigma": PIXEL_SIGMA}
         assert torch.equal(refine_video_masks([case], image[:, None], **options)[0], expected)
     assert torch.equal(cut_masks(merged, image), cut_masks(merged, image, 6.0, 0.09)), "the defaults"
 
