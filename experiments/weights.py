@@ -175,17 +175,17 @@ def average(checkpoints: Sequence[str]) -> Discovery:
     return models[0]
 
 
-def possible_runs(options: Options) -> tuple[str, ...]:
+def possible(names: Sequence[str], options: Options) -> tuple[str, ...]:
     """Return the runs that have their training data: those on renders need a folder of renders."""
     return tuple(
-        name for name in RUN_NAMES if "-renders" not in name or renders_of(name.partition("-")[0], options) is not None
+        name for name in names if "-renders" not in name or renders_of(name.partition("-")[0], options) is not None
     )
 
 
 def main(options: WeightsOptions) -> None:
     if options.one is None:
         prepare(options)
-    run_study(replace(STUDY, run_names=possible_runs(options)), options)
+    run_study(replace(STUDY, run_names=possible(RUN_NAMES, options)), options)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class RunConfig:
     checkpoint_minutes: Annotated[float, Minutes] = 1.0
     """Minutes between checkpoints."""
     cache_dir: Path | None = None
-    """Keep rendered scenes, and features of a frozen encoder, in this folder for other runs; none by default."""
+    """Keep rendered scenes, features of a frozen encoder and labels in this folder for other runs; none by default."""
     plugins: Annotated[tuple[str, ...], tyro.conf.Suppress] = field(default=())
 
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"

@@ -15,6 +15,7 @@ from .pages import DOCS, ROOT, TEXTS, blocks, commands, page_id
 SCRIPTS = {
     "idea.py": ["--out", "."],
     "shipped.py": ["--out", "shipped.png", "--scenes", "1"],
+    "camouflage.py": ["--out", "camouflage.png"],
     "segment.py": ["--out", "."],
     "minimum_cuts.py": ["--out", "."],
     "learned_capacities.py": ["--out", ".", "--seeds", "1", "--scenes", "2", "--test-scenes", "4", "--steps", "2"],

@@ -15,7 +15,7 @@ from cutslots.scenes import Scenes
 from cutslots.scenes.export import generate
 from cutslots.training import loop
 from cutslots.training.presets import PRESETS
-from experiments import comparison, matching, preset, study, weights
+from experiments import comparison, matching, preset, self_training, study, weights
 from experiments.study import SEEDS, Options, collect, flags, is_complete, run_study
 from tests.experiments.test_table import differences
 from tests.models.configs import TINY
@@ -128,7 +128,7 @@ def test_weights_on_renders(tmp_path, monkeypatch):
     options = weights.WeightsOptions(
         tmp_path / "runs", tmp_path, None, tmp_path / "renders", "*-renders-0", 2, quick=True
     )
-    names = weights.possible_runs(options)
+    names = weights.possible(weights.RUN_NAMES, options)
     assert all(name.startswith("plain") for name in names if "renders" in name)
     assert {f"plain-renders-{seed}" for seed in SEEDS} <= set(names)
     weights.prepare(options)
@@ -187,3 +187,24 @@ def test_average_of_checkpoints(tmp_path):
         torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-7)
     with pytest.raises(ValueError, match=r"^plain-128 has another model than .*0; expected the same configuration$"):
         weights.average([str(tmp_path / "0"), "plain-128"])
+
+
+def test_self_training_begins_with_the_runs_of_the_first_round(tmp_path):
+    options = self_training.SelfTrainingOptions(tmp_path, initial="first", initial_plain="plain")
+    options.textured_renders = options.plain_renders = tmp_path
+    for name in self_training.RUN_NAMES:
+        kind = name.rsplit("-", 1)[0]
+        config = self_training.run_config(name, options)
+        config.validate()
+        known = {str(tmp_path / f"{first}-0") for first in ("textured-1", "textured-flips-1", "plain-1")}
+        expected = {"first"} if kind.endswith("-1") else {"plain"} if kind == "plain-renders-2" else known
+        assert config.init_from in expected
+        assert config.teacher in (expected if kind != "plain-1" else {None})
+        assert bool(config.loss.label_weight) == (config.teacher is not None)
+        assert (config.mix_data is not None) == ("renders" in name)
+
+
+def test_a_quick_run_of_self_training(tmp_path):
+    for name in ("textured-flips-2-0", "plain-1-0"):
+        options = self_training.SelfTrainingOptions(tmp_path, quick=True)
+        loop.validate(self_training.run_config(name, options))
