@@ -120,8 +120,7 @@ def table(results: dict[str, Any]) -> str:
 
 FIRST = ("textured-1-0", "textured-flips-1-0", "plain-1-0")
 RUN_NAMES = (*FIRST, *(f"{kind}-{seed}" for seed in SEEDS for kind in RUNS if kind.endswith("-2")))
-CURVES = tuple(kind for kind in RUNS if kind.endswith("-2"))
-STUDY = Study("self_training", RUN_NAMES, run_config, test_data, METRICS, table, curves=CURVES)
+STUDY = Study("self_training", RUN_NAMES, run_config, test_data, METRICS, table)
 
 
 def main(options: SelfTrainingOptions) -> None:

@@ -1,7 +1,7 @@
 """What a checkpoint was trained on, and whether an image resembles it.
 
 A checkpoint may have a file training_data.json beside its weights: a description of its training data, and limits of
-the reconstruction error that 99 % of validation images keep. An image that exceeds one of them is far from the training
+the reconstruction error that 98 % of validation images keep. An image that exceeds one of them is far from the training
 data. The reverse does not hold: an image that is reconstructed well may still be of another kind.
 
 Errors are those of blocks of 8x8 pixels. A decoder leaves out the texture of a scene that it has learned, but not its
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FILE = "training_data.json"
 BLOCK = 8  # pixels of the side of a block
-QUANTILE = 0.99  # of validation images that keep each limit
+QUANTILE = 0.98  # of validation images that keep each limit
 MIN_VARIANCE = 1e-4  # of an image, for the relative error: that of a constant image would be infinite
 MIN_DETAIL = 1e-6  # features have no detail error, and a limit is not zero
 
@@ -88,7 +88,7 @@ def _block_means(x: Tensor) -> Tensor:
 def measure_training_data(
     model: Discovery, batches: Iterable[Tensor], description: str, measured_on: str
 ) -> TrainingData:
-    """Return the limits that 99 % of validation images, in batches (B, 3, H, W), keep."""
+    """Return the limits that 98 % of validation images, in batches (B, 3, H, W), keep."""
     device = next(model.parameters()).device
     found = [output_errors(model(image.to(device)), image.to(device)) for image in batches]
     if not found:

@@ -74,9 +74,9 @@ def test_limits_are_measured_and_stored(tmp_path):
     with torch.no_grad():
         found = reconstruction_errors(model(images).reconstruction, images)
         error, variance, detail = (x.numpy() for x in found)
-    assert data.max_error == pytest.approx(np.quantile(error, 0.99), rel=1e-4)
-    assert data.max_relative_error == pytest.approx(np.quantile(error / variance.clip(1e-4), 0.99), rel=1e-4)
-    assert data.max_detail_error == pytest.approx(np.quantile(detail, 0.99), rel=1e-4)
+    assert data.max_error == pytest.approx(np.quantile(error, 0.98), rel=1e-4)
+    assert data.max_relative_error == pytest.approx(np.quantile(error / variance.clip(1e-4), 0.98), rel=1e-4)
+    assert data.max_detail_error == pytest.approx(np.quantile(detail, 0.98), rel=1e-4)
     save(model, tmp_path)
     assert load(tmp_path).training_data is None, "the file is optional"
     write_training_data(data, tmp_path)

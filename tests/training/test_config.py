@@ -24,6 +24,8 @@ def test_defaults():
         "max_frame_gap": 1,
         "mix_data": None,
         "mix_fraction": 0.25,
+        "teacher": None,
+        "camouflage": 0.0,
         "horizontal_flips": False,
         "min_crop_area": 1.0,
         "brightness_jitter": 0.0,
