@@ -13,8 +13,8 @@ The first command trains the teachers of the second, in two rounds:
     plain-2                         the teacher is plain-1
     plain-renders-2                 the teacher is the checkpoint that it begins with (`--initial-plain`)
 
-A teacher labels textured scenes with flat textures; the model sees them in full. All have random colors and, on
-textured scenes, camouflage; those with flips, renders and plain scenes in the second round are flipped at random.
+A teacher labels textured scenes with flat textures; the model sees the full ones. All runs but plain-1 have random
+colors and camouflage. Images are flipped at random in the runs named so, and in all on renders and of plain-2.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any, cast
 import tyro
 
 from cutslots.training.config import TrainConfig
-from experiments.study import SEEDS, Group, Options, Study, make_quick, make_table, run_study
+from experiments.study import SEEDS, Group, Options, Study, make_quick, make_table
 from experiments.table import parse
-from experiments.weights import FULL_TEXTURES, METRICS, MIX_FRACTION, possible, prepare, test_data, training_renders
+from experiments.weights import FULL_TEXTURES, METRICS, MIX_FRACTION, run_on_renders, test_data, training_renders
 
 INITIAL, INITIAL_PLAIN = "textured-128", "plain-128"
 COLORS = "--brightness-jitter 0.2 --contrast-jitter 0.2 --saturation-jitter 0.3 --hue-jitter 0.1"
@@ -123,11 +123,5 @@ RUN_NAMES = (*FIRST, *(f"{kind}-{seed}" for seed in SEEDS for kind in RUNS if ki
 STUDY = Study("self_training", RUN_NAMES, run_config, test_data, METRICS, table)
 
 
-def main(options: SelfTrainingOptions) -> None:
-    if options.one is None:
-        prepare(options)
-    run_study(replace(STUDY, run_names=possible(RUN_NAMES, options)), options)
-
-
 if __name__ == "__main__":
-    main(tyro.cli(SelfTrainingOptions))
+    run_on_renders(STUDY, tyro.cli(SelfTrainingOptions))

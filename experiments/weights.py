@@ -182,11 +182,12 @@ def possible(names: Sequence[str], options: Options) -> tuple[str, ...]:
     )
 
 
-def main(options: WeightsOptions) -> None:
+def run_on_renders(study: Study, options: Options) -> None:
+    """Run a study some of whose runs have renders."""
     if options.one is None:
         prepare(options)
-    run_study(replace(STUDY, run_names=possible(RUN_NAMES, options)), options)
+    run_study(replace(study, run_names=possible(study.run_names, options)), options)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(WeightsOptions))
+    run_on_renders(STUDY, tyro.cli(WeightsOptions))

@@ -47,7 +47,7 @@ class TexturedSceneConfig(SceneConfig):
     low_contrast_start: Steps = field(default=0, metadata=TRAINING)
     """Training step of the first such images, which never come before textures have full strength."""
     flat_teacher: bool = field(default=False, metadata=TRAINING)
-    """With --teacher: it labels the scenes with textures that hardly show, the model sees them in full."""
+    """The teacher (--teacher) labels the scenes with flat textures; the model sees the full ones."""
 
     def validate(self) -> None:
         super().validate()
