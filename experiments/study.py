@@ -69,6 +69,7 @@ class Study:
     table: Callable[[dict[str, Any]], str]  # of the record
     associations: Mapping[str, str] = field(default_factory=dict)  # of videos over time, by the name of test data
     curves: tuple[str, ...] = ()  # runs, without their seeds, whose validation curves are drawn
+    joined: Callable[[dict[str, Any]], dict[str, Any]] = dict  # records with the curves to draw, of the record
 
 
 def run_study(study: Study, options: Options) -> None:
@@ -82,7 +83,7 @@ def run_study(study: Study, options: Options) -> None:
         results, docs = collect(study, options.runs), options.docs
         write_atomically(docs / f"{study.name}.json", json.dumps(results, indent=1).encode())
         write_table(docs / f"{study.name}.md", study.table(results))
-        draw_curves(study.curves, results, docs / "img" / f"{study.name}-curves.png")
+        draw_curves(study.curves, study.joined(results), docs / "img" / f"{study.name}-curves.png")
         print(f"wrote {docs / f'{study.name}.json'} and the table in {docs / f'{study.name}.md'}")
     if not complete:
         sys.exit("some runs are not done; run the same command again")
@@ -101,7 +102,18 @@ def run_all(study: Study, options: Options) -> bool:
         return start_process([*command, name], options.runs / "logs" / f"{name}.txt", options.jobs)
 
     missing = [name for name in names if not is_complete(study, name, options)]
-    return run_processes(missing, start, lambda name: True, print_end, options.jobs, options.stop_after)
+    needed = {name: needed_runs(study.config(name, options), options.runs) for name in missing}
+
+    def is_ready(name: str) -> bool:
+        return all((folder / "done").is_file() for folder in needed[name])
+
+    return run_processes(missing, start, is_ready, print_end, options.jobs, options.stop_after)
+
+
+def needed_runs(config: TrainConfig, runs: Path) -> list[Path]:
+    """Return the folders of other runs that a run begins with or learns from."""
+    given = (Path(each) for each in (config.init_from, config.teacher) if each is not None)
+    return [path for path in given if path.parent == runs]
 
 
 def print_end(name: str, code: int, waiting: int) -> None:
@@ -276,8 +288,11 @@ def draw_curves(kinds: Sequence[str], results: Mapping[str, Any], path: Path) ->
         return
     import matplotlib.pyplot as plt
 
-    rows = -(-len(panels) // 3)
-    figure, axes = plt.subplots(rows, 3, figsize=(9, 2.6 * rows), sharey=True, squeeze=False, layout="constrained")
+    columns = 3 if len(panels) > 1 else 1
+    rows, width = -(-len(panels) // columns), 9 if columns > 1 else 6
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(width, 2.6 * rows), sharey=True, squeeze=False, layout="constrained"
+    )
     for axis, (kind, runs) in zip(axes.flat, panels.items(), strict=False):
         for i, run in enumerate(runs):
             steps, decoder, refined = zip(*run["curve"], strict=True)

@@ -16,8 +16,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 
 from cutslots.modules.base import PartModule, check_size, downcast_half, exportable, to_channels_last
@@ -67,6 +68,8 @@ class SpatialBroadcastConfig(DecoderConfig):
     """Channels after each doubling of the resolution; the last is repeated as needed."""
     extra_layers: Annotated[int, Range(0, 64)] = 1
     """Convolutions at full resolution before the last one."""
+    skipped_doublings: Annotated[int, Range(0, 8)] = 0
+    """Skip the last doublings and upsample the result instead: early stages of progressive training."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,10 @@ class BroadcastDecoder(MixtureDecoder):
 class SpatialBroadcastDecoder(BroadcastDecoder):
     """Transposed 5x5 convolutions, then convolutions at full resolution (the decoder of Slot Attention and the paper).
 
-    `extra_layers` 5x5 convolutions precede a 3x3 one to 4 channels.
+    `extra_layers` 5x5 convolutions precede a 3x3 one to 4 channels. With `skipped_doublings` n the last n transposed
+    convolutions are skipped, and the result is upsampled bilinearly: four times cheaper for each. Their weights are
+    those of bilinear upsampling and are not trained. So a decoder that skips fewer begins, with the weights of this
+    one, with about the same images (progressive growing; Karras et al., 2018).
     """
 
     activation: type[nn.Module] = nn.ReLU
@@ -130,6 +136,7 @@ class SpatialBroadcastDecoder(BroadcastDecoder):
         channels: Sequence[int] = (64,),
         extra_layers: int = 1,
         position_dim: int = 0,
+        skipped_doublings: int = 0,
     ) -> None:
         super().__init__(slot_dim, image_size, position_dim)
         widths = [self.content_dim, *_widths(channels, self.doublings)]
@@ -141,10 +148,26 @@ class SpatialBroadcastDecoder(BroadcastDecoder):
         layers += [nn.Conv2d(widths[-1], 4, 3, padding=1)]
         self.layers = nn.Sequential(*layers)
         self.head = FusedDecoderHead(extra_layers)
+        self.num_skipped = self._skip(skipped_doublings)
+
+    def _skip(self, doublings: int) -> int:
+        """Make the last doublings upsample their input, for the decoder that will have them. Return their layers."""
+        if not 0 <= doublings < self.doublings:
+            expected = f"an integer from 0 to {self.doublings - 1} for images of {self.image_size}"
+            raise ValueError(f"skipped_doublings is {doublings}; expected {expected}")
+        for i in range(self.doublings - doublings, self.doublings):
+            init_as_upsampling(cast(nn.ConvTranspose2d, self.layers[2 * i].requires_grad_(False)))
+        return 2 * doublings
 
     def upsample(self, x: Tensor) -> Tensor:
-        body = len(self.layers) - self.head.length
-        return self.head(self.layers[:body](x), self.layers[body:])
+        layers, end = self.layers, 2 * self.doublings
+        if self.num_skipped:
+            layers = cast(nn.Sequential, layers[: end - self.num_skipped]) + cast(nn.Sequential, layers[end:])
+        body = len(layers) - self.head.length
+        x = self.head(layers[:body](x), layers[body:])
+        if not self.num_skipped:
+            return x
+        return nn.functional.interpolate(x, scale_factor=2 ** (self.num_skipped // 2), mode="bilinear")
 
 
 @DECODERS.register("pixel-shuffle", PixelShuffleConfig)
@@ -190,6 +213,15 @@ def broadcast_grid(image_size: tuple[int, int]) -> tuple[int, tuple[int, int]]:
     """
     doublings = max(1, round(math.log2(max(image_size) / BROADCAST_SIZE)))
     return doublings, (-(-image_size[0] // 2**doublings), -(-image_size[1] // 2**doublings))
+
+
+@torch.no_grad()
+def init_as_upsampling(layer: nn.ConvTranspose2d) -> None:
+    """Make a transposed 5x5 convolution of stride 2 upsample each channel bilinearly."""
+    taps = layer.weight.new_tensor([0, 0.25, 0.75, 0.75, 0.25])
+    nn.init.dirac_(layer.weight)
+    layer.weight.copy_(layer.weight[:, :, 2:3, 2:3] * taps[:, None] * taps)
+    nn.init.zeros_(cast(Tensor, layer.bias))
 
 
 def _widths(channels: Sequence[int], count: int) -> list[int]:

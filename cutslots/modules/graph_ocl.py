@@ -219,8 +219,9 @@ class GraphOCLDecoder(SpatialBroadcastDecoder):
         channels: Sequence[int] = (64,),
         extra_layers: int = 2,
         position_dim: int = 0,
+        skipped_doublings: int = 0,
     ) -> None:
-        super().__init__(slot_dim, image_size, channels, extra_layers, position_dim)
+        super().__init__(slot_dim, image_size, channels, extra_layers, position_dim, skipped_doublings)
         for layer in self.layers:
             if isinstance(layer, nn.Conv2d):
                 _init_as_transposed(layer)

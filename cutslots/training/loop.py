@@ -315,21 +315,25 @@ def _has_state(folder: Path, config: TrainConfig) -> bool:
 
 
 def _initialized(config: TrainConfig) -> Discovery:
-    """Return the model with the weights of another checkpoint, or with those of its parts if the rest differs."""
+    """Return the model with the weights of another checkpoint's parts. Options that change no weight may differ."""
     try:
         other = load(cast(str, config.init_from)).train()
     except ValueError as error:
         raise ValueError(f"init_from: {str(error).removeprefix('checkpoint: ')}") from None
     if other.config is None or other.config == config.model:
         return other
-    if _parts(other.config) == _parts(config.model):
-        model = build(config.model)
+    model = build(config.model)
+    try:
+        if other.config.image_size != config.model.image_size:
+            raise RuntimeError
         for part in PARTS:
             getattr(model, part).load_state_dict(getattr(other, part).state_dict())
-        return model
-    names = differences(*(_parts(each) for each in (other.config, config.model)))
-    given = f"init_from is {config.init_from}, whose model differs from the run's in {', '.join(names)}"
-    raise ValueError(f"{given}; expected the same encoder, slots and decoder, for images of the same size")
+    except RuntimeError:
+        names = differences(*(_parts(each) for each in (other.config, config.model)))
+        given = f"init_from is {config.init_from}, whose model differs from the run's in {', '.join(names)}"
+        expected = "weights of the same shapes in encoder, slots and decoder, for images of the same size"
+        raise ValueError(f"{given}; expected {expected}") from None
+    return model
 
 
 def _parts(config: ModelConfig) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from cutslots.scenes import Scenes
 from cutslots.scenes.export import generate
 from cutslots.training import loop
 from cutslots.training.presets import PRESETS
-from experiments import comparison, matching, preset, self_training, study, weights
+from experiments import comparison, matching, preset, progressive, self_training, study, weights
 from experiments.study import SEEDS, Options, collect, flags, is_complete, run_study
 from tests.experiments.test_table import differences
 from tests.models.configs import TINY
@@ -26,6 +26,8 @@ STUDIES = {
     "comparison": comparison.STUDY,
     "matching": matching.STUDY,
     "preset": preset.STUDY,
+    "progressive": progressive.STUDY,
+    "self_training": self_training.STUDY,
     "weights": weights.STUDY,
 }
 
@@ -208,3 +210,53 @@ def test_a_quick_run_of_self_training(tmp_path):
     for name in ("textured-flips-2-0", "plain-1-0"):
         options = self_training.SelfTrainingOptions(tmp_path, quick=True)
         loop.validate(self_training.run_config(name, options))
+
+
+# ------------------------------------------------------------------------------------------------- progressive training
+
+
+def test_every_stage_begins_with_the_one_before(tmp_path):
+    options = Options(tmp_path)
+    for name in progressive.RUN_NAMES:
+        variant, stage, seed = progressive.split_name(name)
+        config = progressive.run_config(name, options)
+        config.validate()
+        before = progressive.BEFORE.get(stage)
+        expected = [] if before is None else [tmp_path / f"{variant}-{before}-{seed}"]
+        needed = study.needed_runs(config, tmp_path)
+        assert needed == (2 * expected if stage.startswith("self") else expected)
+        assert all(path.name in progressive.RUN_NAMES for path in needed)
+        assert config.model.decoder.skipped_doublings == {"quarter": 2, "half": 1}.get(stage, 0)
+        assert (config.teacher is not None) == bool(config.loss.label_weight) == stage.startswith("self")
+
+
+def test_stages_are_those_of_the_presets_but_for_the_resolution_of_the_decoder(tmp_path):
+    for name in progressive.RUN_NAMES:
+        variant, _, _ = progressive.split_name(name)
+        model = progressive.run_config(name, Options(tmp_path)).model
+        model = replace(model, decoder=replace(model.decoder, skipped_doublings=0))
+        if variant == "softmax":
+            assert model.slots.partition != PRESETS["clevrtex"].model.slots.partition
+            model = replace(model, slots=PRESETS["clevrtex"].model.slots)
+        assert model == PRESETS["clevr" if variant == "plain" else "clevrtex"].model, name
+
+
+@pytest.mark.parametrize("name", ["cut-quarter-0", "cut-self-1-0", "plain-half-0"])
+def test_a_quick_run_of_a_stage(tmp_path, name):
+    loop.validate(progressive.run_config(name, Options(tmp_path, quick=True)))
+
+
+def test_a_run_waits_for_the_runs_that_it_begins_with(tmp_path, monkeypatch):
+    ready = []
+
+    def run_processes(names, start, is_ready, *rest):
+        ready.append([name for name in names if is_ready(name)])
+
+    monkeypatch.setattr(study, "run_processes", run_processes)
+    options = Options(tmp_path, match="cut-*-0", jobs=2)
+    for done, expected in ((None, "cut-quarter-0"), ("cut-quarter-0", "cut-half-0"), ("cut-full-0", "cut-self-1-0")):
+        if done is not None:
+            (tmp_path / done).mkdir()
+            (tmp_path / done / "done").write_text("{}")
+        study.run_all(progressive.STUDY, options)
+        assert expected in ready[-1] and "cut-self-2-0" not in ready[-1]

@@ -153,6 +153,51 @@ def test_decoder_of_the_paper():
     assert count_modules(net, nn.ReLU) == 5 and isinstance(net.layers[-1], nn.Conv2d)
 
 
+@pytest.mark.parametrize("size, skipped", [((128, 128), 1), ((64, 64), 2), ((40, 64), 1)])
+def test_skipped_doublings(size, skipped):
+    """The literal network without these layers, upsampled. The layers have their weights, which are not trained."""
+    net, slots = SpatialBroadcastDecoder(6, size, (4,), skipped_doublings=skipped), torch.randn(2, 3, 6)
+    *upsampling, extra, activation, last = net.layers
+    x = net._broadcast(slots)
+    for layer in upsampling[: len(upsampling) - 2 * skipped]:
+        x = layer(x)
+    x = nn.functional.interpolate(last(activation(extra(x))), scale_factor=2**skipped, mode="bilinear")
+    top, left = ((a - b) // 2 for a, b in zip(x.shape[2:], size, strict=True))
+    expected = x[..., top : top + size[0], left : left + size[1]].unflatten(0, (2, 3))
+    torch.testing.assert_close(net.components(slots), expected)
+    net.components(slots).sum().backward()
+    frozen = [name for name, p in net.named_parameters() if p.grad is None]
+    end = len(upsampling)
+    expected = [f"layers.{i}.{kind}" for i in range(end - 2 * skipped, end, 2) for kind in ("weight", "bias")]
+    assert frozen == expected and not any(dict(net.named_parameters())[name].requires_grad for name in frozen)
+
+
+def test_skipped_layers_upsample_bilinearly():
+    layer, x = SpatialBroadcastDecoder(4, (64, 64), (4,), skipped_doublings=1).layers[4], torch.randn(2, 4, 9, 12)
+    expected = nn.functional.interpolate(x, scale_factor=2, mode="bilinear")
+    inner = (..., slice(1, -1), slice(1, -1))  # at borders a transposed convolution sees zeros
+    torch.testing.assert_close(layer(x)[inner], expected[inner])
+
+
+@torch.no_grad()
+def test_a_decoder_that_skips_less_begins_with_the_same_images():
+    """A pointwise last layer commutes with upsampling: images are the same but at borders. Wider kernels are close."""
+    coarse, fine = (SpatialBroadcastDecoder(8, (64, 64), (8,), 0, skipped_doublings=n) for n in (1, 0))
+    kernel = coarse.layers[-1].weight
+    kernel[:, :, [0, 2]] = 0
+    kernel[:, :, :, [0, 2]] = 0
+    fine.load_state_dict(coarse.state_dict())
+    slots, inner = 10 * torch.randn(2, 3, 8), (..., slice(6, -6), slice(6, -6))
+    torch.testing.assert_close(fine.components(slots)[inner], coarse.components(slots)[inner])
+
+
+@pytest.mark.parametrize("skipped", [-1, 3, 4])
+def test_too_many_skipped_doublings(skipped):
+    expected = rf"^skipped_doublings is {skipped}; expected an integer from 0 to 2 for images of \(64, 64\)$"
+    with pytest.raises(ValueError, match=expected):
+        SpatialBroadcastDecoder(8, (64, 64), skipped_doublings=skipped)
+
+
 def test_the_last_channels_are_repeated():
     spatial = SpatialBroadcastDecoder(10, (64, 64), channels=(8, 6), extra_layers=0)
     assert [c[1:3] for c in convolutions(spatial)] == [(10, 8), (8, 6), (6, 6), (6, 4)]

@@ -60,6 +60,24 @@ def test_a_model_of_another_kind_starts_from_the_same_parts(run, tmp_path):
             torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-10, msg=name)
 
 
+def test_options_that_change_no_weight_may_differ(run, tmp_path):
+    options = {"slots__partition__temperature": 0.1, "slots__partition__gamma": 2.0, "slots__pool": "mask_mean"}
+    folder = train(small(tmp_path / "new", init_from=run, **options, **FROZEN))
+    assert_starts_from(folder, run)
+    slots = load(folder).slots
+    assert (slots.partition.temperature, slots.partition.cut.gamma, slots.pool) == (0.1, 2.0, "mask_mean")
+
+
+@pytest.mark.parametrize("skipped", [2, 1])
+def test_progressive_training(tmp_path, skipped):
+    """A decoder that skips doublings trains the other layers; one that skips fewer starts from all its weights."""
+    options = {"image_size": (64, 64), "decoder": "spatial-broadcast", "decoder__channels": (4,)}
+    coarse = train(small(tmp_path / "coarse", max_steps=2, decoder__skipped_doublings=skipped, **options))
+    assert_starts_from(train(small(tmp_path / "fine", init_from=coarse, **options, **FROZEN)), coarse)
+    parameters = dict(load(tmp_path / "fine").decoder.named_parameters())
+    assert all(each.requires_grad for each in parameters.values()) and f"layers.{6 - 2 * skipped}.weight" in parameters
+
+
 def test_without_init_from_weights_are_random(run, tmp_path):
     random, trained = load(train(small(tmp_path / "new", **FROZEN))), load(run)
     assert not torch.equal(random.encoder.layers[0].weight, trained.encoder.layers[0].weight)
@@ -89,7 +107,7 @@ def test_a_run_resumes_without_the_checkpoint_it_started_from(run, tmp_path):
     [
         ({"slots__num_slots": 4}, "slots.num_slots"),
         ({"slots__partition": "softmax"}, "slots.partition.name, "),
-        ({"decoder__channels": (4, 4)}, "decoder.channels"),
+        ({"slots__mlp_dim": 9}, "slots.mlp_dim"),
         ({"image_size": (16, 24)}, "image_size"),
         ({"slots": "slot-attention"}, "slots.name, "),
         ({"model": "pair-discovery", "data": "moving", "slots__num_slots": 4}, "slots.num_slots;"),
@@ -100,7 +118,8 @@ def test_a_checkpoint_of_another_model(finished_run, tmp_path, monkeypatch, chan
     said = sentence(monkeypatch, train_command(tmp_path / "new", init_from=finished_run, **changes))
     expected = f"cutslots: init_from is {finished_run}, whose model differs from the run's in {message}"
     assert said.startswith(expected) and not (tmp_path / "new").exists()
-    assert said.endswith("; expected the same encoder, slots and decoder, for images of the same size")
+    expected = "weights of the same shapes in encoder, slots and decoder, for images of the same size"
+    assert said.endswith(f"; expected {expected}")
 
 
 def test_a_checkpoint_that_does_not_exist(tmp_path, monkeypatch):

@@ -1,0 +1,158 @@
+"""Train the paper's presets at 128x128 in three stages of growing resolution, then on their own labels.
+
+    python -m experiments.progressive --runs runs/progressive --jobs 3                     # everything, three at a time
+    python -m experiments.progressive --runs runs/progressive --jobs 3 --match "cut-*"     # the runs of one variant
+
+Every variant goes through the stages, each of which begins with the weights of the one before:
+
+    quarter    the decoder has a quarter of the resolution; textures grow from step 4,000 to step 8,000
+    half       half of the resolution
+    full       the paper's decoder
+    self-1     self-training: the teacher is the stage before
+    self-2     once more
+
+The variants:
+
+    cut              preset `clevrtex`, three seeds
+    softmax          its no-cut ablation, three seeds, without self-training
+    full-textures    preset `clevrtex` with full textures from the first step, without self-training
+    plain            preset `clevr` on plain scenes, without self-training
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import tyro
+
+from cutslots.training.config import TrainConfig
+from experiments.self_training import COLORS
+from experiments.study import SEEDS, Group, Options, Study, make_quick, make_table, run_study
+from experiments.table import TEST_FAMILIES, parse
+from experiments.weights import METRICS
+
+BASE = "--num-images 24000 --eval-every 1000 --num-eval-images 128 --lr 4e-4 --warmup-steps 200"
+RAMP = "--data.texture-ramp-start 4000 --data.texture-ramp-end 8000"
+LABELS = f"{COLORS} --data.flat-teacher --loss.label-weight 0.03 --camouflage 0.5"
+SELF = f"--batch-size 16 --max-steps 3000 --lr-decay-steps 1000 {LABELS}"
+STAGES = {
+    "quarter": "--batch-size 32 --max-steps 9000 --lr-decay-steps 9000 --loss.blur 5 --loss.blur-steps 2000 "
+    "--decoder.skipped-doublings 2",
+    "half": "--batch-size 16 --max-steps 5000 --lr-decay-steps 5000 --decoder.skipped-doublings 1",
+    "full": "--batch-size 16 --max-steps 4000 --lr-decay-steps 2000",
+    "self-1": SELF,
+    "self-2": SELF,
+}
+BEFORE = dict(zip(list(STAGES)[1:], STAGES, strict=False))
+UP_TO_FULL = ("quarter", "half", "full")
+VARIANTS: dict[str, tuple[str, tuple[str, ...], tuple[int, ...]]] = {  # options, stages and seeds
+    "cut": ("clevrtex", tuple(STAGES), SEEDS),
+    "softmax": ("clevrtex --slots.partition softmax", UP_TO_FULL, SEEDS),
+    "full-textures": ("clevrtex", UP_TO_FULL, (0,)),
+    "plain": ("clevr", UP_TO_FULL, (0,)),
+}
+NAMES = {
+    "cut-full": "`clevrtex`",
+    "cut-self-1": "`clevrtex`, self-training",
+    "cut-self-2": "`clevrtex`, self-training twice",
+    "softmax-full": "its no-cut ablation",
+    "full-textures-full": "`clevrtex`, full textures",
+    "plain-full": "`clevr`",
+}
+
+
+def split_name(name: str) -> tuple[str, str, int]:
+    """Return the variant, the stage and the seed of a run.
+
+    >>> split_name("full-textures-half-0"), split_name("cut-self-1-2")
+    (('full-textures', 'half', 0), ('cut', 'self-1', 2))
+    """
+    kind, seed = name.rsplit("-", 1)
+    variant = max((each for each in VARIANTS if kind.startswith(f"{each}-")), key=len)
+    return variant, kind.removeprefix(f"{variant}-"), int(seed)
+
+
+def run_config(name: str, options: Options) -> TrainConfig:
+    variant, stage, seed = split_name(name)
+    words = [VARIANTS[variant][0], BASE, STAGES[stage]]
+    if stage == "quarter" and variant in ("cut", "softmax"):
+        words.append(RAMP)
+    config = replace(parse(" ".join(words)), seed=seed)
+    if options.quick:  # the model of a quick run is another, and its images are too small to skip anything
+        return make_quick(without_labels(config))
+    if stage in BEFORE:
+        before = str(options.runs.resolve() / f"{variant}-{BEFORE[stage]}-{seed}")
+        config = replace(config, init_from=before, teacher=before if stage.startswith("self") else None)
+    return config
+
+
+def without_labels(config: TrainConfig) -> TrainConfig:
+    """Return the run without a teacher, with a decoder of full resolution."""
+    model, loss, data = cast(Any, config.model), cast(Any, config.loss), cast(Any, config.data)
+    if hasattr(data, "flat_teacher"):
+        config = replace(config, data=replace(data, flat_teacher=False))
+    model = replace(model, decoder=replace(model.decoder, skipped_doublings=0))
+    return replace(config, model=model, camouflage=0.0, loss=replace(loss, label_weight=0.0))
+
+
+def test_data(name: str, options: Options) -> dict[str, str]:
+    """Return the test data of a run: every family that its variant is for, from full resolution on."""
+    variant, stage, _ = split_name(name)
+    if stage in ("quarter", "half"):
+        return {}
+    return {each: each for each in TEST_FAMILIES["plain" if variant == "plain" else "textured"]}
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return the rows of what has been evaluated. Their steps are those of all stages."""
+    results = {name: results[name] | {"steps": total_steps(name, results)} for name in results if results[name]["test"]}
+    groups = (
+        Group((label,), tuple(names), TEST_FAMILIES["plain" if kind.startswith("plain") else "textured"])
+        for kind, label in NAMES.items()
+        if (names := [f"{kind}-{seed}" for seed in SEEDS if f"{kind}-{seed}" in results])
+    )
+    return make_table(("preset",), groups, METRICS, results)
+
+
+def chain(name: str) -> list[str]:
+    """Return the runs that lead to a run, and the run.
+
+    >>> chain("cut-full-1")
+    ['cut-quarter-1', 'cut-half-1', 'cut-full-1']
+    """
+    variant, stage, seed = split_name(name)
+    stages = list(STAGES)[: list(STAGES).index(stage) + 1]
+    return [f"{variant}-{each}-{seed}" for each in stages]
+
+
+def total_steps(name: str, results: Mapping[str, Any]) -> int:
+    return sum(results[each]["steps"] for each in chain(name))
+
+
+def curves(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the validation curves of each variant and seed over the steps of all stages."""
+    found: dict[str, Any] = {}
+    for variant, (_, stages, seeds) in VARIANTS.items():
+        for seed in seeds:
+            curve: list[list[float]] = []
+            for name in (f"{variant}-{stage}-{seed}" for stage in stages):
+                if name in results:
+                    start = total_steps(name, results) - results[name]["steps"]
+                    curve += [[start + step, *metrics] for step, *metrics in results[name]["curve"]]
+            found |= {f"{variant}-{seed}": {"curve": curve}} if curve else {}
+    return found
+
+
+RUN_NAMES = tuple(
+    f"{variant}-{stage}-{seed}"
+    for variant, (_, stages, seeds) in VARIANTS.items()
+    for stage in stages
+    for seed in seeds
+)
+STUDY = Study("progressive", RUN_NAMES, run_config, test_data, METRICS, table, curves=tuple(VARIANTS), joined=curves)
+
+
+if __name__ == "__main__":
+    run_study(STUDY, tyro.cli(Options))
