@@ -5,8 +5,10 @@
     python -m experiments.matching ... --quick                          # a few steps on a few small images
     python -m experiments.matching ... --match none --no-write --figure areas-0      # draws matched frames of videos
 
-Every run begins with the encoder, slots and decoder of a checkpoint that finds objects in frames (`--initial`). What is
-learned is how slots of two frames are paired. Every run is evaluated on whole videos with three associations: learned
+Runs begin with the encoder, slots and decoder of a checkpoint that finds objects in frames (`--initial`). What is
+learned is how slots of two frames are paired. Runs of the paper's preset `movi` begin with random weights: movi-quarter
+and movi-half find objects in frames, with a decoder that grows (docs/progressive.md), and movi-near and movi-areas
+begin with movi-half. Every run on pairs is evaluated on whole videos with three associations: learned
 matching, the Hungarian algorithm on inner products of the same slots (the paper's baseline), and areas.
 """
 
@@ -25,6 +27,7 @@ from cutslots.models.checkpoints import load
 from cutslots.scenes import Scenes
 from cutslots.training.config import TrainConfig
 from cutslots.viz.images import encode_png, image_grid
+from experiments.progressive import STAGES, at_full_resolution
 from experiments.study import SEEDS, Group, Options, Study, make_quick, make_table, run_study
 from experiments.table import parse
 
@@ -44,6 +47,20 @@ CHANGES = {
     "areas": AREAS,
     "areas-projection": f"{AREAS} --match-dim 32",
 }
+# The paper's preset: two stages on single frames with a decoder of lower resolution, then pairs.
+PENALTY = "--loss.foreground-penalty 7e-4"
+FRAMES = f"movi --model discovery --num-images 24000 --eval-every 1000 --num-eval-images 240 {PENALTY}"
+MOVI_PAIRS = (
+    f"movi --num-images 24000 --batch-size 16 {PENALTY} --max-steps 4000 --lr 4e-4 --lr-decay-steps 2000 "
+    "--warmup-steps 200 --eval-every 2000 --num-eval-images 240"
+)
+MOVI = {
+    "movi-quarter": f"{FRAMES} {STAGES['quarter']} --loss.foreground-penalty-start 4000 --warmup-steps 200",
+    "movi-half": f"{FRAMES} {STAGES['half']} --warmup-steps 200",
+    "movi-near": MOVI_PAIRS,
+    "movi-areas": f"{MOVI_PAIRS} {AREAS}",
+}
+BEFORE = {"movi-half": "movi-quarter", "movi-near": "movi-half", "movi-areas": "movi-half"}
 NAMES = {
     "near": "neighbouring frames, joint pairing (the paper)",
     "far": "frames up to 8 apart",
@@ -51,6 +68,8 @@ NAMES = {
     "far-projection": "up to 8 apart, learned projection",
     "areas": "up to 8 apart, areas, temperature 0.1",
     "areas-projection": "up to 8 apart, areas, temperature 0.1, learned projection",
+    "movi-near": "preset `movi`, neighbouring frames",
+    "movi-areas": "preset `movi`, up to 8 apart, areas, temperature 0.1",
 }
 ASSOCIATIONS = ("learned", "hungarian", "area")
 METRICS = {
@@ -72,21 +91,29 @@ class MatchingOptions(Options):
 
 def run_config(name: str, options: MatchingOptions) -> TrainConfig:
     change, seed = name.rsplit("-", 1)
-    config = replace(parse(f"{PAIRS} {CHANGES[change]}"), seed=int(seed))
-    return make_quick(config) if options.quick else replace(config, init_from=options.initial)
+    config = replace(parse(MOVI[change] if change in MOVI else f"{PAIRS} {CHANGES[change]}"), seed=int(seed))
+    if options.quick:
+        return make_quick(at_full_resolution(config))
+    before = str(options.runs.resolve() / f"{BEFORE[change]}-{seed}") if change in BEFORE else options.initial
+    return replace(config, init_from=None if change == "movi-quarter" else before)
 
 
 def test_data(name: str, options: Options) -> dict[str, str]:
-    return dict.fromkeys(ASSOCIATIONS, "moving")
+    """Return the test videos for each association; none for models of single frames."""
+    on_frames = name.startswith(("movi-quarter", "movi-half"))
+    return {} if on_frames else dict.fromkeys(ASSOCIATIONS, "moving")
 
 
 def table(results: dict[str, Any]) -> str:
-    groups = [Group((NAMES[c],), tuple(f"{c}-{s}" for s in SEEDS), ASSOCIATIONS) for c in CHANGES]
+    groups = [Group((NAMES[c],), tuple(f"{c}-{s}" for s in SEEDS), ASSOCIATIONS) for c in NAMES]
     groups = [group for group in groups if any(name in results for name in group.runs)]
     return make_table(("pairs",), groups, METRICS, results, "association")
 
 
-RUN_NAMES = tuple(f"{change}-{seed}" for seed in SEEDS for change in CHANGES)
+RUN_NAMES = (
+    *(f"{change}-{seed}" for seed in SEEDS for change in CHANGES),
+    *(f"{stage}-{seed}" for seed in SEEDS for stage in MOVI),
+)
 STUDY = Study("matching", RUN_NAMES, run_config, test_data, METRICS, table, {name: name for name in ASSOCIATIONS})
 
 

@@ -212,6 +212,21 @@ def test_a_quick_run_of_self_training(tmp_path):
         loop.validate(self_training.run_config(name, options))
 
 
+def test_runs_of_preset_movi_begin_with_random_weights(tmp_path):
+    options = matching.MatchingOptions(tmp_path)
+    for stage in matching.MOVI:
+        config = matching.run_config(f"{stage}-1", options)
+        config.validate()
+        before = matching.BEFORE.get(stage)
+        assert config.init_from == (None if before is None else str(tmp_path / f"{before}-1")) and config.seed == 1
+        on_frames = stage in ("movi-quarter", "movi-half")
+        assert matching.test_data(f"{stage}-1", options) == (
+            {} if on_frames else dict.fromkeys(matching.ASSOCIATIONS, "moving")
+        )
+        parts = {"encoder", "slots"} if on_frames else {"encoder", "slots", "decoder"}
+        assert all(getattr(config.model, part) == getattr(PRESETS["movi"].model, part) for part in parts)
+
+
 # ------------------------------------------------------------------------------------------------- progressive training
 
 
@@ -221,8 +236,9 @@ def test_every_stage_begins_with_the_one_before(tmp_path):
         variant, stage, seed = progressive.split_name(name)
         config = progressive.run_config(name, options)
         config.validate()
-        before = progressive.BEFORE.get(stage)
-        expected = [] if before is None else [tmp_path / f"{variant}-{before}-{seed}"]
+        before = {"half": "quarter", "full": "half", "self-1": "full", "self-2": "self-1"}.get(stage)
+        shared = "cut" if (variant, stage) == ("penalty", "half") else variant
+        expected = [] if before is None else [tmp_path / f"{shared}-{before}-{seed}"]
         needed = study.needed_runs(config, tmp_path)
         assert needed == (2 * expected if stage.startswith("self") else expected)
         assert all(path.name in progressive.RUN_NAMES for path in needed)
