@@ -6,9 +6,9 @@
     python -m experiments.matching ... --match none --no-write --figure areas-0      # draws matched frames of videos
 
 Runs begin with the encoder, slots and decoder of a checkpoint that finds objects in frames (`--initial`). What is
-learned is how slots of two frames are paired. Runs of the paper's preset `movi` begin with random weights: movi-quarter
-and movi-half find objects in frames, with a decoder that grows (docs/progressive.md), and movi-near and movi-areas
-begin with movi-half. Every run on pairs is evaluated on whole videos with three associations: learned
+learned is how slots of two frames are paired. For the paper's preset `movi`, movi-quarter begins with random weights
+and movi-half with movi-quarter. They find objects in frames with a decoder that grows (docs/progressive.md). movi-near
+and movi-areas begin with movi-half. Every run on pairs is evaluated on whole videos with three associations: learned
 matching, the Hungarian algorithm on inner products of the same slots (the paper's baseline), and areas.
 """
 
@@ -68,8 +68,8 @@ NAMES = {
     "far-projection": "up to 8 apart, learned projection",
     "areas": "up to 8 apart, areas, temperature 0.1",
     "areas-projection": "up to 8 apart, areas, temperature 0.1, learned projection",
-    "movi-near": "preset `movi`, neighbouring frames",
-    "movi-areas": "preset `movi`, up to 8 apart, areas, temperature 0.1",
+    "movi-near": "preset `movi` with a foreground penalty, neighbouring frames",
+    "movi-areas": "preset `movi` with a foreground penalty, up to 8 apart, areas, temperature 0.1",
 }
 ASSOCIATIONS = ("learned", "hungarian", "area")
 METRICS = {

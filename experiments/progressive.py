@@ -17,6 +17,7 @@ The variants:
     penalty          the same with a foreground penalty from the second stage on
     softmax          its no-cut ablation, three seeds, without self-training
     full-textures    preset `clevrtex` with full textures from the first step, without self-training
+    graph-ocl        preset `graph-ocl`, the authors' released code, without self-training
     plain            preset `clevr` on plain scenes, without self-training
 """
 
@@ -32,8 +33,9 @@ from cutslots.training.config import TrainConfig
 from experiments.self_training import COLORS
 from experiments.study import SEEDS, Group, Options, Study, make_quick, make_table, run_study
 from experiments.table import TEST_FAMILIES, parse
-from experiments.weights import METRICS
+from experiments.weights import METRICS as REFINED_METRICS
 
+METRICS = {"ari_fg": "ARI-FG", "ari": "ARI"} | REFINED_METRICS
 BASE = "--num-images 24000 --eval-every 1000 --num-eval-images 128 --lr 4e-4 --warmup-steps 200"
 RAMP = "--data.texture-ramp-start 4000 --data.texture-ramp-end 8000"
 LABELS = f"{COLORS} --data.flat-teacher --loss.label-weight 0.03 --camouflage 0.5"
@@ -52,6 +54,7 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...], tuple[int, ...]]] = {  # options
     "penalty": ("clevrtex --loss.foreground-penalty 7e-4", tuple(STAGES)[1:], SEEDS),
     "softmax": ("clevrtex --slots.partition softmax", UP_TO_FULL, SEEDS),
     "full-textures": ("clevrtex", UP_TO_FULL, (0,)),
+    "graph-ocl": ("graph-ocl --precision bf16-mixed", UP_TO_FULL, (0,)),
     "plain": ("clevr", UP_TO_FULL, (0,)),
 }
 NAMES = {
@@ -63,6 +66,7 @@ NAMES = {
     "penalty-self-2": "`clevrtex`, foreground penalty, self-training twice",
     "softmax-full": "no-cut ablation of `clevrtex`",
     "full-textures-full": "`clevrtex`, full textures",
+    "graph-ocl-full": "`graph-ocl`",
     "plain-full": "`clevr`",
 }
 
@@ -81,15 +85,15 @@ def split_name(name: str) -> tuple[str, str, int]:
 def run_config(name: str, options: Options) -> TrainConfig:
     variant, stage, seed = split_name(name)
     words = [VARIANTS[variant][0], BASE, STAGES[stage]]
-    if stage == "quarter" and variant in ("cut", "softmax"):
+    if stage == "quarter" and variant in ("cut", "softmax", "graph-ocl"):
         words.append(RAMP)
     config = replace(parse(" ".join(words)), seed=seed)
     if options.quick:  # the model of a quick run is another, and its images are too small to skip anything
         return make_quick(at_full_resolution(without_labels(config)))
-    for before in chain(name)[-2:-1]:
-        before = str(options.runs.resolve() / before)
-        config = replace(config, init_from=before, teacher=before if stage.startswith("self") else None)
-    return config
+    if stage == "quarter":
+        return config
+    before = str(options.runs.resolve() / chain(name)[-2])
+    return replace(config, init_from=before, teacher=before if stage.startswith("self") else None)
 
 
 def without_labels(config: TrainConfig) -> TrainConfig:

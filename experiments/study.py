@@ -69,7 +69,7 @@ class Study:
     table: Callable[[dict[str, Any]], str]  # of the record
     associations: Mapping[str, str] = field(default_factory=dict)  # of videos over time, by the name of test data
     curves: tuple[str, ...] = ()  # runs, without their seeds, whose validation curves are drawn
-    joined: Callable[[dict[str, Any]], dict[str, Any]] = dict  # records with the curves to draw, of the record
+    joined: Callable[[dict[str, Any]], dict[str, Any]] = dict  # maps the record to the curves to draw
 
 
 def run_study(study: Study, options: Options) -> None:
@@ -79,8 +79,8 @@ def run_study(study: Study, options: Options) -> None:
         run_one(study, options.one, options)
         return
     complete = run_all(study, options)
-    if options.write:
-        results, docs = collect(study, options.runs), options.docs
+    results, docs = collect(study, options.runs), options.docs
+    if options.write and results:
         write_atomically(docs / f"{study.name}.json", json.dumps(results, indent=1).encode())
         write_table(docs / f"{study.name}.md", study.table(results))
         draw_curves(study.curves, study.joined(results), docs / "img" / f"{study.name}-curves.png")
@@ -103,6 +103,10 @@ def run_all(study: Study, options: Options) -> bool:
 
     missing = [name for name in names if not is_complete(study, name, options)]
     needed = {name: needed_runs(study.config(name, options), options.runs) for name in missing}
+    for name in missing:
+        for folder in needed[name]:
+            if folder.name not in missing and not (folder / "done").is_file():
+                sys.exit(f"{name} needs {folder}, which is not done; expected --match to select it too")
 
     def is_ready(name: str) -> bool:
         return all((folder / "done").is_file() for folder in needed[name])

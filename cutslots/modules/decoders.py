@@ -122,9 +122,9 @@ class SpatialBroadcastDecoder(BroadcastDecoder):
     """Transposed 5x5 convolutions, then convolutions at full resolution (the decoder of Slot Attention and the paper).
 
     `extra_layers` 5x5 convolutions precede a 3x3 one to 4 channels. With `skipped_doublings` n the last n transposed
-    convolutions are skipped, and the result is upsampled bilinearly: four times cheaper for each. Their weights are
-    those of bilinear upsampling and are not trained. So a decoder that skips fewer begins, with the weights of this
-    one, with about the same images (progressive growing; Karras et al., 2018).
+    convolutions are skipped, and the result is upsampled bilinearly: four times cheaper for each. At first their
+    weights are those of bilinear upsampling, and they are not trained. So a decoder that skips fewer begins, with the
+    weights of this one, with about the same images (progressive growing; Karras et al., 2018).
     """
 
     activation: type[nn.Module] = nn.ReLU
@@ -148,26 +148,30 @@ class SpatialBroadcastDecoder(BroadcastDecoder):
         layers += [nn.Conv2d(widths[-1], 4, 3, padding=1)]
         self.layers = nn.Sequential(*layers)
         self.head = FusedDecoderHead(extra_layers)
-        self.num_skipped = self._skip(skipped_doublings)
+        self.skipped_doublings = skipped_doublings
+        self._init_skipped(widths)
 
-    def _skip(self, doublings: int) -> int:
-        """Make the last doublings upsample their input, for the decoder that will have them. Return their layers."""
-        if not 0 <= doublings < self.doublings:
+    def _init_skipped(self, widths: Sequence[int]) -> None:
+        """Make the skipped doublings upsample their input, for a decoder that will have them."""
+        first = self.doublings - self.skipped_doublings
+        if not 0 < first <= self.doublings:
             expected = f"an integer from 0 to {self.doublings - 1} for images of {self.image_size}"
-            raise ValueError(f"skipped_doublings is {doublings}; expected {expected}")
-        for i in range(self.doublings - doublings, self.doublings):
+            raise ValueError(f"skipped_doublings is {self.skipped_doublings}; expected {expected}")
+        if len(set(widths[first:])) > 1:
+            given = f"skipped_doublings is {self.skipped_doublings}, and channels of the doublings are {widths[1:]}"
+            raise ValueError(f"{given}; expected equal channels from number {first} on")
+        for i in range(first, self.doublings):
             init_as_upsampling(cast(nn.ConvTranspose2d, self.layers[2 * i].requires_grad_(False)))
-        return 2 * doublings
 
     def upsample(self, x: Tensor) -> Tensor:
-        layers, end = self.layers, 2 * self.doublings
-        if self.num_skipped:
-            layers = cast(nn.Sequential, layers[: end - self.num_skipped]) + cast(nn.Sequential, layers[end:])
+        end = 2 * self.doublings
+        kept = cast(nn.Sequential, self.layers[: end - 2 * self.skipped_doublings])
+        layers = kept + cast(nn.Sequential, self.layers[end:]) if self.skipped_doublings else self.layers
         body = len(layers) - self.head.length
         x = self.head(layers[:body](x), layers[body:])
-        if not self.num_skipped:
+        if not self.skipped_doublings:
             return x
-        return nn.functional.interpolate(x, scale_factor=2 ** (self.num_skipped // 2), mode="bilinear")
+        return nn.functional.interpolate(x, scale_factor=2**self.skipped_doublings, mode="bilinear")
 
 
 @DECODERS.register("pixel-shuffle", PixelShuffleConfig)

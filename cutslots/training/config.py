@@ -196,8 +196,8 @@ class TrainConfig(RunConfig):
     """Augmentation: probability that the objects of an image, as the teacher labels them, take on the background's
     texture."""
     init_from: str | None = None
-    """Initialise from a checkpoint, to fine-tune it: a run folder, a .safetensors file or a name. It has the same
-    encoder, slots and decoder; the kind of model (--model) and its own options may differ."""
+    """Initialise from a checkpoint, to fine-tune it: a run folder, a .safetensors file or a name. The weights of its
+    encoder, slots and decoder have the shapes of the run's; options that change no shape may differ."""
 
     @property
     def image_size(self) -> tuple[int, int]:

@@ -241,8 +241,12 @@ def open_loader(config: RunConfig, fabric: Fabric, step: int, features: Dataset 
 
 def _prepare_model(config: TrainConfig, folder: Path, fabric: Fabric) -> Discovery:
     """Build or initialise the model on the device, before the optimizer, whose state follows it."""
-    fresh = config.init_from is None or (folder / "state.pt").exists()
-    return to_device(build(config.model) if fresh else _initialized(config), fabric)
+    if config.init_from is None or (folder / "state.pt").exists():
+        return to_device(build(config.model), fabric)
+    model, names = _initialized(config)
+    if names and fabric.global_rank == 0:
+        print(f"begins with {config.init_from}, which differs in {', '.join(names)} (--init-from)")
+    return to_device(model, fabric)
 
 
 def to_device(model: Model, fabric: Fabric) -> Model:
@@ -314,26 +318,38 @@ def _has_state(folder: Path, config: TrainConfig) -> bool:
     return (folder / "state.pt").exists() and not config.overwrite
 
 
-def _initialized(config: TrainConfig) -> Discovery:
-    """Return the model with the weights of another checkpoint's parts. Options that change no weight may differ."""
+def _initialized(config: TrainConfig) -> tuple[Discovery, list[str]]:
+    """Return the model with the weights of another checkpoint, and the options that differ.
+
+    If the shapes of other weights differ, only those of the encoder, the slots and the decoder are taken.
+    """
     try:
         other = load(cast(str, config.init_from)).train()
     except ValueError as error:
         raise ValueError(f"init_from: {str(error).removeprefix('checkpoint: ')}") from None
     if other.config is None or other.config == config.model:
-        return other
-    model = build(config.model)
-    try:
-        if other.config.image_size != config.model.image_size:
-            raise RuntimeError
+        return other, []
+    model, names = build(config.model), _differing_options(other.config, config.model)
+    given = f"init_from is {config.init_from}, whose model differs from the run's in {', '.join(names)}"
+    if other.image_size != model.image_size:
+        raise ValueError(f"{given}; expected images of the same size")
+    if _shapes(other) == _shapes(model):
+        model.load_state_dict(other.state_dict())
+    elif all(_shapes(getattr(other, part)) == _shapes(getattr(model, part)) for part in PARTS):
         for part in PARTS:
             getattr(model, part).load_state_dict(getattr(other, part).state_dict())
-    except RuntimeError:
-        names = differences(*(_parts(each) for each in (other.config, config.model)))
-        given = f"init_from is {config.init_from}, whose model differs from the run's in {', '.join(names)}"
-        expected = "weights of the same shapes in encoder, slots and decoder, for images of the same size"
-        raise ValueError(f"{given}; expected {expected}") from None
-    return model
+    else:
+        raise ValueError(f"{given}; expected weights of the same shapes in encoder, slots and decoder")
+    return model, names
+
+
+def _shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in module.state_dict().items()}
+
+
+def _differing_options(a: ModelConfig, b: ModelConfig) -> list[str]:
+    """Return the options of the parts that differ; of the model itself if no part does."""
+    return differences(_parts(a), _parts(b)) or differences(MODELS.to_dict(a), MODELS.to_dict(b))
 
 
 def _parts(config: ModelConfig) -> dict[str, Any]:

@@ -212,7 +212,7 @@ def test_a_quick_run_of_self_training(tmp_path):
         loop.validate(self_training.run_config(name, options))
 
 
-def test_runs_of_preset_movi_begin_with_random_weights(tmp_path):
+def test_the_first_run_of_preset_movi_begins_with_random_weights(tmp_path):
     options = matching.MatchingOptions(tmp_path)
     for stage in matching.MOVI:
         config = matching.run_config(f"{stage}-1", options)
@@ -254,7 +254,8 @@ def test_stages_are_those_of_the_presets_but_for_the_resolution_of_the_decoder(t
         if variant == "softmax":
             assert model.slots.partition != PRESETS["clevrtex"].model.slots.partition
             model = replace(model, slots=PRESETS["clevrtex"].model.slots)
-        assert model == PRESETS["clevr" if variant == "plain" else "clevrtex"].model, name
+        expected = {"plain": "clevr", "graph-ocl": "graph-ocl"}.get(variant, "clevrtex")
+        assert model == PRESETS[expected].model, name
 
 
 @pytest.mark.parametrize("name", ["cut-quarter-0", "cut-self-1-0", "plain-half-0"])
@@ -276,3 +277,19 @@ def test_a_run_waits_for_the_runs_that_it_begins_with(tmp_path, monkeypatch):
             (tmp_path / done / "done").write_text("{}")
         study.run_all(progressive.STUDY, options)
         assert expected in ready[-1] and "cut-self-2-0" not in ready[-1]
+
+
+def test_curves_of_a_variant_begin_with_the_stages_that_it_shares():
+    stages = {"cut-quarter-0": 9, "cut-half-0": 5, "penalty-half-0": 6, "penalty-full-0": 4}
+    results = {name: {"steps": steps, "curve": [[steps, 0.5, 0.6]]} for name, steps in stages.items()}
+    found = progressive.curves(results)
+    assert [step for step, *_ in found["penalty-0"]["curve"]] == [9, 15, 19]
+    assert [step for step, *_ in found["cut-0"]["curve"]] == [9, 14] and set(found) == {"cut-0", "penalty-0"}
+
+
+def test_a_run_that_needs_another_one(tmp_path):
+    """The sentence names both, and nothing is written."""
+    options = Options(tmp_path, tmp_path, match="penalty-half-0", jobs=2)
+    with pytest.raises(SystemExit, match=r"^penalty-half-0 needs .*cut-quarter-0, which is not done; expected --match"):
+        run_study(progressive.STUDY, options)
+    assert not list(tmp_path.iterdir())

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -153,7 +155,7 @@ def test_decoder_of_the_paper():
     assert count_modules(net, nn.ReLU) == 5 and isinstance(net.layers[-1], nn.Conv2d)
 
 
-@pytest.mark.parametrize("size, skipped", [((128, 128), 1), ((64, 64), 2), ((40, 64), 1)])
+@pytest.mark.parametrize("size, skipped", [((128, 128), 1), ((64, 64), 2), ((40, 64), 1), ((100, 37), 3)])
 def test_skipped_doublings(size, skipped):
     """The literal network without these layers, upsampled. The layers have their weights, which are not trained."""
     net, slots = SpatialBroadcastDecoder(6, size, (4,), skipped_doublings=skipped), torch.randn(2, 3, 6)
@@ -196,6 +198,22 @@ def test_too_many_skipped_doublings(skipped):
     expected = rf"^skipped_doublings is {skipped}; expected an integer from 0 to 2 for images of \(64, 64\)$"
     with pytest.raises(ValueError, match=expected):
         SpatialBroadcastDecoder(8, (64, 64), skipped_doublings=skipped)
+
+
+def test_skipped_doublings_have_equal_channels():
+    given = "skipped_doublings is 1, and channels of the doublings are [8, 8, 4]"
+    with pytest.raises(ValueError, match=re.escape(f"{given}; expected equal channels from number 2 on")):
+        SpatialBroadcastDecoder(8, (64, 64), (8, 8, 4), skipped_doublings=1)
+    net = SpatialBroadcastDecoder(8, (64, 64), (8, 4), skipped_doublings=1)
+    assert net.components(torch.randn(1, 2, 8)).shape == (1, 2, 4, 64, 64)
+
+
+@torch.no_grad()
+def test_the_fused_head_has_the_layers_that_are_left():
+    net = SpatialBroadcastDecoder(8, (64, 64), (16,), skipped_doublings=1)
+    layers = net.layers[:4] + net.layers[6:]
+    x = layers[:2](net._broadcast(torch.randn(1, 2, 8)))
+    torch.testing.assert_close(net.head.forward_fused(x, layers[2:]), layers[2:](x), rtol=1e-4, atol=1e-5)
 
 
 def test_the_last_channels_are_repeated():

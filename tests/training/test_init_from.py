@@ -60,10 +60,12 @@ def test_a_model_of_another_kind_starts_from_the_same_parts(run, tmp_path):
             torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-10, msg=name)
 
 
-def test_options_that_change_no_weight_may_differ(run, tmp_path):
+def test_options_that_change_no_weight_may_differ(run, tmp_path, capsys):
     options = {"slots__partition__temperature": 0.1, "slots__partition__gamma": 2.0, "slots__pool": "mask_mean"}
     folder = train(small(tmp_path / "new", init_from=run, **options, **FROZEN))
     assert_starts_from(folder, run)
+    names = "slots.pool, slots.partition.temperature, slots.partition.gamma"
+    assert f"begins with {run}, which differs in {names} (--init-from)" in capsys.readouterr().out
     slots = load(folder).slots
     assert (slots.partition.temperature, slots.partition.cut.gamma, slots.pool) == (0.1, 2.0, "mask_mean")
 
@@ -76,6 +78,15 @@ def test_progressive_training(tmp_path, skipped):
     assert_starts_from(train(small(tmp_path / "fine", init_from=coarse, **options, **FROZEN)), coarse)
     parameters = dict(load(tmp_path / "fine").decoder.named_parameters())
     assert all(each.requires_grad for each in parameters.values()) and f"layers.{6 - 2 * skipped}.weight" in parameters
+
+
+def test_a_model_of_pairs_keeps_all_its_weights(run, tmp_path):
+    """Also those of the pairing, if only options that change no shape differ."""
+    pairs = {"model": "pair-discovery", "data": "moving", "match_dim": 4}
+    first = train(small(tmp_path / "first", max_steps=1, **pairs))
+    second = train(small(tmp_path / "second", init_from=first, slots__pool="mask_mean", **pairs, **FROZEN))
+    assert "match_projection.weight" in load(second).state_dict()
+    assert_starts_from(second, first)
 
 
 def test_without_init_from_weights_are_random(run, tmp_path):
@@ -118,7 +129,11 @@ def test_a_checkpoint_of_another_model(finished_run, tmp_path, monkeypatch, chan
     said = sentence(monkeypatch, train_command(tmp_path / "new", init_from=finished_run, **changes))
     expected = f"cutslots: init_from is {finished_run}, whose model differs from the run's in {message}"
     assert said.startswith(expected) and not (tmp_path / "new").exists()
-    expected = "weights of the same shapes in encoder, slots and decoder, for images of the same size"
+    expected = (
+        "images of the same size"
+        if "image_size" in changes
+        else "weights of the same shapes in encoder, slots and decoder"
+    )
     assert said.endswith(f"; expected {expected}")
 
 
