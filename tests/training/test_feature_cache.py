@@ -283,7 +283,8 @@ def test_two_processes_share_a_cache(vit, tmp_path):
         ({"decoder": "pixel-shuffle", "decoder__channels": (8,), "loss": "mse"}, "the loss mse needs the images"),
     ],
 )
-def test_what_changes_during_training_is_not_cached(changes, reason, vit, tmp_path, capsys):
+def test_what_changes_during_training_is_not_cached(changes, reason, vit, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("cutslots.training.data.MAX_MIXED_SCENES", 8)  # 16,000 take a while
     values = options(vit, cache_dir=tmp_path / "cache", max_steps=1) | changes
     if changes.get("loss") == "mse":
         del values["decoder__hidden_dims"]
