@@ -30,7 +30,7 @@ from typing import Any, cast
 import tyro
 
 from cutslots.training.config import TrainConfig
-from experiments.self_training import COLORS
+from experiments.self_training import COLORS, without_labels
 from experiments.study import SEEDS, Group, Options, Study, make_quick, make_table, run_study
 from experiments.table import TEST_FAMILIES, parse
 from experiments.weights import METRICS as REFINED_METRICS
@@ -94,14 +94,6 @@ def run_config(name: str, options: Options) -> TrainConfig:
         return config
     before = str(options.runs.resolve() / chain(name)[-2])
     return replace(config, init_from=before, teacher=before if stage.startswith("self") else None)
-
-
-def without_labels(config: TrainConfig) -> TrainConfig:
-    """Return the run without a teacher."""
-    loss, data = cast(Any, config.loss), cast(Any, config.data)
-    if hasattr(data, "flat_teacher"):
-        config = replace(config, data=replace(data, flat_teacher=False))
-    return replace(config, camouflage=0.0, loss=replace(loss, label_weight=0.0))
 
 
 def at_full_resolution(config: TrainConfig) -> TrainConfig:

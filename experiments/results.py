@@ -32,9 +32,6 @@ Record = dict[str, Any]
 PAPER_RUNS = {  # the paper's presets
     "clevr-plain": "`clevr`",
     "clevrtex-textured": "`clevrtex`, texture ramp",
-    "clevrtex-softmax-textured": "no-cut ablation (softmax) of `clevrtex`, texture ramp",
-    "clevrtex-full-textures-textured": "`clevrtex`, full textures",
-    "graph-ocl-textured": "`graph-ocl`, full textures",
 }
 TEMPERATURE = {  # readings of the paper's temperature of the combined slots
     "temperature/background-plain": "`tiny`, 0.1 between background and foreground",

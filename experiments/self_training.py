@@ -97,11 +97,16 @@ def run_config(name: str, options: SelfTrainingOptions) -> TrainConfig:
     if kind != "plain-1":
         config = replace(config, teacher=checkpoint(TEACHERS.get(kind)))
     if options.quick:  # the model of a quick run is another, and so are its images
-        loss, data = cast(Any, config.loss), cast(Any, config.data)
-        if data.registry.part_of(data).name == "textured":
-            config = replace(config, data=replace(data, flat_teacher=False))
-        return replace(make_quick(config), teacher=None, camouflage=0.0, loss=replace(loss, label_weight=0.0))
+        return make_quick(without_labels(config))
     return replace(config, init_from=checkpoint(STARTS.get(kind)))
+
+
+def without_labels(config: TrainConfig) -> TrainConfig:
+    """Return the run without a teacher."""
+    loss, data = cast(Any, config.loss), cast(Any, config.data)
+    if hasattr(data, "flat_teacher"):
+        config = replace(config, data=replace(data, flat_teacher=False))
+    return replace(config, teacher=None, camouflage=0.0, loss=replace(loss, label_weight=0.0))
 
 
 def table(results: dict[str, Any]) -> str:

@@ -58,14 +58,13 @@ Group = Literal[
 ]
 UNLIMITED = 10**6  # steps of a run that is limited by time
 TEST_FAMILIES = {"plain": ("plain",), "textured": ("textured", "ood", "camo")}  # by the family of the training data
-PAPER_TEXTURED = "clevrtex --num-images 24000 --lr-decay-steps 8000 --max-steps 16000 --eval-every 2000"
-PAPER_RAMP = "--data.texture-ramp-start 4000 --data.texture-ramp-end 9000"
-PAPER = {  # command lines of the paper's presets, with their seeds
+PAPER_TEXTURED = (
+    "clevrtex --num-images 24000 --lr-decay-steps 8000 --max-steps 16000 --eval-every 2000 "
+    "--data.texture-ramp-start 4000 --data.texture-ramp-end 9000"
+)
+PAPER = {  # command lines of the paper's presets at full resolution, with their seeds; others: progressive.py
     "clevr-plain": ("clevr --num-images 24000 --lr-decay-steps 15000 --max-steps 30000", (0,)),
-    "clevrtex-textured": (f"{PAPER_TEXTURED} {PAPER_RAMP}", SEEDS),
-    "clevrtex-softmax-textured": (f"{PAPER_TEXTURED} {PAPER_RAMP} --slots.partition softmax", SEEDS),
-    "clevrtex-full-textures-textured": (PAPER_TEXTURED, (0,)),
-    "graph-ocl-textured": ("graph-ocl --num-images 24000 --max-steps 20000 --precision bf16-mixed", (0,)),
+    "clevrtex-textured": (PAPER_TEXTURED, SEEDS),
 }
 # A quarter of the pixels and 8 slots for 3 to 6 objects: twelve times as fast as clevrtex at 128x128.
 PARTITION_BASE = (

@@ -330,15 +330,15 @@ def test_table_of_the_papers_presets():
         for seed in range(3)
     }
     records["paper/clevr-plain-0"] = run_record(curve=[point[:3] for point in curve], steps=2_000)
-    records["paper/graph-ocl-textured-0"] = run_record(curve=curve, steps=2_000)
     text, clevrtex = paper(records), ["`clevrtex`, texture ramp", "20,000, 20,001, 20,002", "3"]
-    assert text.startswith("5 runs, seeds 0, 1, 2, ")
+    assert text.startswith("4 runs, seeds 0, 1, 2, ")
     assert rows(text) == [
         ["`clevr`", "2,000", "1", "plain, validation", "60.0", "", ""],
         [*clevrtex, "textured, test", "71.0 ± 1.0", "41.0 ± 0.0", "30.0 ± 0.0"],
         [*clevrtex, "camo, test", "60.0 ± 0.0", "41.0 ± 0.0", "30.0 ± 0.0"],
-        ["`graph-ocl`, full textures", "2,000", "1", "textured, validation", "60.0", "", "25.0"],
     ]
+    records = {"paper/clevr-plain-0": run_record(curve=curve, steps=2_000)}
+    assert rows(paper(records)) == [["`clevr`", "2,000", "1", "plain, validation", "60.0", "25.0"]]
     assert rows(paper({})) == []
 
 

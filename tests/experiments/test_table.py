@@ -69,7 +69,7 @@ def test_run_names_give_group_and_seed():
         assert folder == run.group and rest.endswith(f"-{run.config.seed}") and ":" not in rest
     assert len({(run.group, repr(run.config)) for run in runs.values()}) == len(runs), "no run twice"
     counts = {
-        "paper": 9,
+        "paper": 4,
         "partition": 6,
         "temperature": 11,
         "comparison": 2 * len(COMPARISON),
@@ -89,11 +89,10 @@ def test_runs_of_the_papers_presets_change_the_schedule_alone():
     schedule = {"seed", "num_images", "lr_decay_steps", "max_steps", "eval_every"}
     schedule |= {"data.texture_ramp_start", "data.texture_ramp_end"}
     for name, run in runs.items():
-        changes = {"model.slots.partition"} if "softmax" in name else {"precision"} if "graph-ocl" in name else set()
-        assert differences(run.config, PRESETS[run.config.preset]) <= schedule | changes, name
+        assert differences(run.config, PRESETS[run.config.preset]) <= schedule, name
         assert run.test_data == (("plain",) if "plain" in name else ("textured", "ood", "camo")), name
     seeds = {name: [f"paper/{name}-{seed}" in runs for seed in range(3)] for name in PAPER_RUNS}
-    assert all(seeds["clevrtex-textured"]) and all(seeds["clevrtex-softmax-textured"])
+    assert all(seeds["clevrtex-textured"])
 
 
 def test_partition_runs_differ_in_the_partition_alone():
