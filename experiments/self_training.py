@@ -24,6 +24,7 @@ from typing import Any, cast
 
 import tyro
 
+from cutslots.models.refinement import DEFAULTS
 from cutslots.training.config import TrainConfig
 from experiments.study import SEEDS, Group, Options, Study, make_quick, make_table
 from experiments.table import parse
@@ -106,7 +107,8 @@ def without_labels(config: TrainConfig) -> TrainConfig:
     loss, data = cast(Any, config.loss), cast(Any, config.data)
     if hasattr(data, "flat_teacher"):
         config = replace(config, data=replace(data, flat_teacher=False))
-    return replace(config, teacher=None, camouflage=0.0, loss=replace(loss, label_weight=0.0))
+    refinement: dict[str, Any] = {f"label_{name}": DEFAULTS[name] for name in config.label_refinement}
+    return replace(config, **refinement, teacher=None, camouflage=0.0, loss=replace(loss, label_weight=0.0))
 
 
 def table(results: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ import tyro
 
 from cutslots.data.registry import DATASETS, DatasetConfig
 from cutslots.models.discovery import MODELS, ModelConfig
+from cutslots.models.refinement import BACKGROUND_THRESHOLD, PIXEL_SIGMA
 from cutslots.modules.encoders import ENCODERS, EncoderConfig
 from cutslots.registry import Range, Registry, Steps, check_option, options, plugins_of, validate_nested
 from cutslots.training.augment import BatchAugmentation
@@ -125,6 +126,11 @@ class RunConfig:
         return None
 
     @property
+    def label_refinement(self) -> dict[str, float]:
+        """Arguments of `refine_masks` for these labels."""
+        return {}
+
+    @property
     def validates_on_videos(self) -> bool:
         """Whether videos are validated on as videos. Otherwise their frames are images."""
         return False
@@ -192,6 +198,10 @@ class TrainConfig(RunConfig):
     teacher: str | None = None
     """Self-training: a checkpoint whose refined masks are labels of the training images. The loss needs a weight for
     them (--loss.label-weight)."""
+    label_pixel_sigma: Annotated[float, Range(1e-3, 1e3)] = PIXEL_SIGMA
+    """Refinement of labels: standard deviation of a pixel's channel around its slot reconstruction."""
+    label_background_threshold: Annotated[float, Range(0, 1e3)] = BACKGROUND_THRESHOLD
+    """Refinement of labels: a larger threshold merges more slots into the background; 0 merges none."""
     camouflage: Annotated[float, Range(0, 1)] = 0.0
     """Augmentation: probability that the objects of an image, as the teacher labels them, take on the background's
     texture."""
@@ -211,6 +221,10 @@ class TrainConfig(RunConfig):
     def augmentation(self) -> BatchAugmentation:
         colors = (self.brightness_jitter, self.contrast_jitter, self.saturation_jitter, self.hue_jitter)
         return BatchAugmentation(self.min_crop_area, *colors, self.blur_probability, self.noise_sigma, self.camouflage)
+
+    @property
+    def label_refinement(self) -> dict[str, float]:
+        return {"pixel_sigma": self.label_pixel_sigma, "background_threshold": self.label_background_threshold}
 
     @property
     def validates_on_videos(self) -> bool:

@@ -110,6 +110,9 @@ def check_teacher(config: RunConfig, model: Discovery, loss: Loss) -> None:
 def _check_no_teacher(config: RunConfig, loss: Loss) -> None:
     if loss.label_weight:
         raise ValueError(f"loss.label_weight is {loss.label_weight}, but there are no labels; expected --teacher too")
+    changed = {name: value for name, value in config.label_refinement.items() if value != DEFAULTS[name]}
+    for name, value in changed.items():
+        raise ValueError(f"label_{name} is {value}, but there are no labels; expected --teacher too")
     if config.augmentation.camouflage:
         given = f"camouflage is {config.augmentation.camouflage}"
         raise ValueError(f"{given}, but no labels say where objects are; expected --teacher too")
@@ -159,7 +162,12 @@ def label_request(config: RunConfig) -> dict[str, Any]:
     weights = checkpoint_file(config.teacher)
     files = (weights, weights.with_name("config.json"))
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
-    return {"teacher": digest, "refinement": DEFAULTS, "format": FORMAT, "version": cutslots.__version__}
+    return {
+        "teacher": digest,
+        "refinement": DEFAULTS | config.label_refinement,
+        "format": FORMAT,
+        "version": cutslots.__version__,
+    }
 
 
 def _cache_path(fingerprint: str | None, config: RunConfig, fabric: Fabric) -> Path | None:
@@ -204,13 +212,17 @@ def _label(data: Dataset, config: RunConfig, fabric: Fabric, title: str) -> np.n
         task: Any = bar.add_task(f"labels of {title}", total=len(data))
         for first in range(0, len(data), size):
             rows = np.arange(first, min(first + size, len(data)))
-            labels[rows] = label_images(teacher, data.get_batch(rows, fabric.device).image).cpu().numpy()
+            image = data.get_batch(rows, fabric.device).image
+            labels[rows] = label_images(teacher, image, **config.label_refinement).cpu().numpy()
             bar.advance(task, len(rows))
     return labels
 
 
-def label_images(teacher: Discovery, image: Tensor) -> Tensor:
-    """Return the slot (B, H, W) of every pixel of images (B, 3, H, W), uint8: the largest refined mask."""
+def label_images(teacher: Discovery, image: Tensor, **refinement: float) -> Tensor:
+    """Return the slot (B, H, W) of every pixel of images (B, 3, H, W), uint8: the largest refined mask.
+
+    `refinement` has arguments of `refine_masks`.
+    """
     output = teacher(image)
     check_finite(teacher, masks=output.masks)
-    return refine_masks(output, image).argmax(1).to(torch.uint8)
+    return refine_masks(output, image, **refinement).argmax(1).to(torch.uint8)

@@ -25,6 +25,8 @@ def test_defaults():
         "mix_data": None,
         "mix_fraction": 0.25,
         "teacher": None,
+        "label_pixel_sigma": 0.5,
+        "label_background_threshold": 0.8,
         "camouflage": 0.0,
         "horizontal_flips": False,
         "min_crop_area": 1.0,

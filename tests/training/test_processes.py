@@ -57,6 +57,19 @@ def test_two_processes_learn_what_one_learns(tmp_path):
     assert state(both)["step"] == 24
 
 
+def test_two_processes_learn_the_labels_that_one_learns(tmp_path):
+    teacher = train(small(tmp_path / "teacher", max_steps=2))
+    options = {"max_steps": 6, "teacher": str(teacher), "loss__label_weight": 0.1, "cache_dir": str(tmp_path / "cache")}
+    one, both = train(small(tmp_path / "one", **options)), tmp_path / "two"
+    (labels,) = (tmp_path / "cache").glob("labels-*.npz")
+    labels.unlink()  # one of the two processes labels again
+    command = [sys.executable, "-m", "cutslots", *train_command(both, **options, devices=2)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | STRICT)
+    assert done.returncode == 0 and labels.is_file(), done.stderr
+    losses = [[line["loss"] for line in lines(folder) if "loss" in line] for folder in (one, both)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
 def test_two_processes_refuse_another_run_in_one_sentence(run, tmp_path):
     command = Command(train_command(run, max_steps=8, devices=2, lr=0.5), tmp_path / "log")
     assert command.end() == 1 and re.fullmatch(r"cutslots: .*\(differing in lr\).*\n", command.said()), command.said()

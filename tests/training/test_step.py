@@ -135,6 +135,14 @@ def test_graphs_give_the_same_losses_and_weights(tmp_path, options, monkeypatch,
 
 
 @needs_cuda
+@pytest.mark.parametrize("compiled", ["off", "on"])
+def test_graphs_with_the_labels_of_a_teacher(tmp_path, compiled, deterministic):
+    teacher = train(small(tmp_path / "teacher", **CUDA, max_steps=4))
+    labels = {"teacher": str(teacher), "loss__label_weight": 0.1, "camouflage": 0.5, "horizontal_flips": True}
+    compare(tmp_path, labels | {"compile": compiled})
+
+
+@needs_cuda
 def test_a_resumed_run_has_the_same_losses(tmp_path, deterministic):
     options = CUDA | {"lr": 1e-3, "cuda_graphs": "on"}
     whole = train(small(tmp_path / "whole", **options, max_steps=16))

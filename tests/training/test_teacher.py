@@ -121,9 +121,20 @@ def test_other_teachers_images_and_refinements_have_other_labels(tmp_path, check
         taught(None, checkpoint, **cached | {"num_images": 5}),
     ):
         training_data(config, fabric())
-    monkeypatch.setitem(teacher_module.DEFAULTS, "pixel_sigma", 0.123)
+    training_data(taught(None, checkpoint, **cached, label_pixel_sigma=0.123), fabric())
+    monkeypatch.setitem(teacher_module.DEFAULTS, "capacity", 7.0)
     training_data(taught(None, checkpoint, **cached), fabric())
-    assert len(list((tmp_path / "cache").glob("labels-*.npz"))) == 4
+    assert len(list((tmp_path / "cache").glob("labels-*.npz"))) == 5
+
+
+@pytest.mark.parametrize("changed", [{"pixel_sigma": 0.05}, {"background_threshold": 5.0}])
+def test_labels_may_be_refined_with_other_parameters(changed):
+    options = {"image_size": (64, 64), "num_images": 4, **{f"label_{name}": value for name, value in changed.items()}}
+    image, labels = split_labels(training_data(taught(None, "tiny-64", **options), fabric()).get_batch(range(4)).image)
+    teacher = load("tiny-64")
+    with torch.no_grad():
+        assert torch.equal(labels.long(), refine_masks(teacher(image), image, **changed).argmax(1))
+        assert not torch.equal(labels, label_images(teacher, image))
 
 
 # ------------------------------------------------------------------------------------------------------------- the loss
@@ -260,6 +271,10 @@ def test_a_run_with_a_teacher_resumes(tmp_path, checkpoint, monkeypatch):
         (
             {"teacher": None, "loss__label_weight": 0.0, "camouflage": 0.5},
             r"camouflage is 0.5, but no labels say where objects are; expected --teacher too",
+        ),
+        (
+            {"teacher": None, "loss__label_weight": 0.0, "label_background_threshold": 1.5},
+            r"label_background_threshold is 1.5, but there are no labels; expected --teacher too",
         ),
         (
             {"teacher": None, "loss__label_weight": 0.0, "data": "textured", "data__flat_teacher": True},
