@@ -291,8 +291,8 @@ class Scenes(VideoDataset):
         save: Callable[[int], None],
     ) -> None:
         """Render scenes from `start` on into the arrays, and tell `save` after each batch how many are done."""
-        on_cuda = resolve_device(device).type == "cuda" and self.frames == 1
-        batch = SCENES_PER_BATCH[1] if on_cuda else max(1, batch // self.frames)
+        images_per_batch = SCENES_PER_BATCH[1] if resolve_device(device).type == "cuda" else batch
+        batch = max(1, images_per_batch // self.frames)
         # The simulation takes hardly longer for many videos than for one.
         sampled = batch if self.frames == 1 else SCENES_PER_BATCH[0]
         with progress(quiet) as bar:

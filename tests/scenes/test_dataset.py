@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from cutslots.scenes import FAMILIES, Scenes
+from cutslots.scenes import FAMILIES, Scenes, dataset
 from cutslots.scenes.render import render
+from tests.conftest import DEVICES
 
 
 def digest(sample):
@@ -135,6 +136,15 @@ def test_cache_in_memory_and_on_disk(tmp_path, size):
         assert torch.equal(cached[3].mask, direct.mask[3])
     again = scenes.cache(tmp_path / "cache", quiet=True)
     assert torch.equal(again.get_batch(range(5)).image, direct.image)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_cache_of_videos(tmp_path, device, monkeypatch):
+    monkeypatch.setattr(dataset, "SCENES_PER_BATCH", (2, 48))
+    scenes = Scenes("moving", size=16, count=3)
+    cached = scenes.cache(tmp_path, device, quiet=True).get_batch(range(3))
+    for found, expected in zip(cached, scenes.get_batch(range(3), device), strict=True):
+        assert torch.equal(found, expected.cpu())
 
 
 def test_cache_says_how_much_it_writes(tmp_path, capsys):
