@@ -7,9 +7,11 @@
 
 Runs begin with the encoder, slots and decoder of a checkpoint that finds objects in frames (`--initial`). What is
 learned is how slots of two frames are paired. For the paper's preset `movi`, movi-quarter begins with random weights
-and movi-half with movi-quarter. They find objects in frames with a decoder that grows (docs/progressive.md). movi-near
-and movi-areas begin with movi-half. Every run on pairs is evaluated on whole videos with three associations: learned
-matching, the Hungarian algorithm on inner products of the same slots (the paper's baseline), and areas.
+and finds objects in frames with a decoder of low resolution (docs/progressive.md). movi-self learns its labels with the
+paper's decoder (docs/self_training.md), and movi-self-twice those of movi-self. movi-near and movi-areas begin with
+movi-self, movi-twice-areas with movi-self-twice. Every run on pairs is evaluated on whole videos with three
+associations: learned matching, the Hungarian algorithm on inner products of the same slots (the paper's baseline), and
+areas.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from cutslots.models.checkpoints import load
 from cutslots.scenes import Scenes
 from cutslots.training.config import TrainConfig
 from cutslots.viz.images import encode_png, image_grid
-from experiments.progressive import STAGES, at_full_resolution
+from experiments.progressive import PLAIN_SELF, STAGES, at_full_resolution
+from experiments.self_training import without_labels
 from experiments.study import SEEDS, Group, Options, Study, make_quick, make_table, run_study
 from experiments.table import parse
 
@@ -47,20 +50,27 @@ CHANGES = {
     "areas": AREAS,
     "areas-projection": f"{AREAS} --match-dim 32",
 }
-# The paper's preset: two stages on single frames with a decoder of lower resolution, then pairs.
-PENALTY = "--loss.foreground-penalty 7e-4"
-FRAMES = f"movi --model discovery --num-images 24000 --eval-every 1000 --num-eval-images 240 {PENALTY}"
+# The paper's preset: single frames, with a decoder of a quarter of the resolution, then with labels; then pairs.
+FRAMES = "movi --model discovery --num-images 24000 --eval-every 1000 --num-eval-images 240 --warmup-steps 200"
 MOVI_PAIRS = (
-    f"movi --num-images 24000 --batch-size 16 {PENALTY} --max-steps 4000 --lr 4e-4 --lr-decay-steps 2000 "
-    "--warmup-steps 200 --eval-every 2000 --num-eval-images 240"
+    "movi --num-images 24000 --batch-size 16 --max-steps 1500 --lr 2e-4 --lr-decay-steps 500 --warmup-steps 100 "
+    "--eval-every 1500 --num-eval-images 240"
 )
 MOVI = {
-    "movi-quarter": f"{FRAMES} {STAGES['quarter']} --loss.foreground-penalty-start 4000 --warmup-steps 200",
-    "movi-half": f"{FRAMES} {STAGES['half']} --warmup-steps 200",
+    "movi-quarter": f"{FRAMES} {STAGES['quarter']} --max-steps 6000",
+    "movi-self": f"{FRAMES} {PLAIN_SELF} --label-background-threshold 1.2",
+    "movi-self-twice": f"{FRAMES} {PLAIN_SELF} --label-background-threshold 1.5 --max-steps 8000 --lr-decay-steps 2000",
     "movi-near": MOVI_PAIRS,
     "movi-areas": f"{MOVI_PAIRS} {AREAS}",
+    "movi-twice-areas": f"{MOVI_PAIRS} {AREAS}",
 }
-BEFORE = {"movi-half": "movi-quarter", "movi-near": "movi-half", "movi-areas": "movi-half"}
+BEFORE = {
+    "movi-self": "movi-quarter",
+    "movi-self-twice": "movi-self",
+    "movi-near": "movi-self",
+    "movi-areas": "movi-self",
+    "movi-twice-areas": "movi-self-twice",
+}
 NAMES = {
     "near": "neighbouring frames, joint pairing (the paper)",
     "far": "frames up to 8 apart",
@@ -68,8 +78,9 @@ NAMES = {
     "far-projection": "up to 8 apart, learned projection",
     "areas": "up to 8 apart, areas, temperature 0.1",
     "areas-projection": "up to 8 apart, areas, temperature 0.1, learned projection",
-    "movi-near": "preset `movi` with a foreground penalty, neighbouring frames",
-    "movi-areas": "preset `movi` with a foreground penalty, up to 8 apart, areas, temperature 0.1",
+    "movi-near": "preset `movi`, neighbouring frames",
+    "movi-areas": "preset `movi`, up to 8 apart, areas, temperature 0.1",
+    "movi-twice-areas": "the same after self-training twice",
 }
 ASSOCIATIONS = ("learned", "hungarian", "area")
 METRICS = {
@@ -93,14 +104,15 @@ def run_config(name: str, options: MatchingOptions) -> TrainConfig:
     change, seed = name.rsplit("-", 1)
     config = replace(parse(MOVI[change] if change in MOVI else f"{PAIRS} {CHANGES[change]}"), seed=int(seed))
     if options.quick:
-        return make_quick(at_full_resolution(config))
+        return make_quick(at_full_resolution(without_labels(config)))
     before = str(options.runs.resolve() / f"{BEFORE[change]}-{seed}") if change in BEFORE else options.initial
+    config = replace(config, teacher=before if change.startswith("movi-self") else None)
     return replace(config, init_from=None if change == "movi-quarter" else before)
 
 
 def test_data(name: str, options: Options) -> dict[str, str]:
     """Return the test videos for each association; none for models of single frames."""
-    on_frames = name.startswith(("movi-quarter", "movi-half"))
+    on_frames = name.startswith(("movi-quarter", "movi-self"))
     return {} if on_frames else dict.fromkeys(ASSOCIATIONS, "moving")
 
 

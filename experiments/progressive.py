@@ -9,16 +9,17 @@ Every variant goes through the stages, each of which begins with the weights of 
     half       half of the resolution
     full       the paper's decoder
     self-1     self-training: the teacher is the stage before
-    self-2     once more
+    self-2     once more, for longer and with labels of which more are background
 
 The variants:
 
     cut              preset `clevrtex`, three seeds
-    penalty          the same with a foreground penalty from the second stage on
+    penalty          the same with a foreground penalty from the second stage on, without self-training
     softmax          its no-cut ablation, three seeds, without self-training
     full-textures    preset `clevrtex` with full textures from the first step, without self-training
     graph-ocl        preset `graph-ocl`, the authors' released code, without self-training
-    plain            preset `clevr` on plain scenes, without self-training
+    plain            preset `clevr` on plain scenes; self-training, three times, follows the second stage
+    plain-direct     the same at full resolution from the first step, with self-training once and for longer
 """
 
 from __future__ import annotations
@@ -39,35 +40,48 @@ METRICS = {"ari_fg": "ARI-FG", "ari": "ARI"} | REFINED_METRICS
 BASE = "--num-images 24000 --eval-every 1000 --num-eval-images 128 --lr 4e-4 --warmup-steps 200"
 RAMP = "--data.texture-ramp-start 4000 --data.texture-ramp-end 8000"
 LABELS = f"{COLORS} --data.flat-teacher --loss.label-weight 0.03 --camouflage 0.5"
-SELF = f"--batch-size 16 --max-steps 3000 --lr-decay-steps 1000 {LABELS}"
+# After one round slots still share the background; merging more of them makes better labels (docs/self_training.md).
+SECOND_LABELS = f"{LABELS} --label-pixel-sigma 0.2 --label-background-threshold 1.5"
 STAGES = {
     "quarter": "--batch-size 32 --max-steps 9000 --lr-decay-steps 9000 --loss.blur 5 --loss.blur-steps 2000 "
     "--decoder.skipped-doublings 2",
     "half": "--batch-size 16 --max-steps 5000 --lr-decay-steps 5000 --decoder.skipped-doublings 1",
     "full": "--batch-size 16 --max-steps 4000 --lr-decay-steps 2000",
-    "self-1": SELF,
-    "self-2": SELF,
+    "self-1": f"--batch-size 16 --max-steps 3000 --lr-decay-steps 1000 {LABELS}",
+    "self-2": f"--batch-size 16 --max-steps 6000 --lr-decay-steps 2000 {SECOND_LABELS}",
+}
+PLAIN_LABELS = "--loss.label-weight 0.03 --horizontal-flips --label-pixel-sigma 0.2"  # no textures to flatten
+PLAIN_SELF = f"--batch-size 16 --max-steps 4000 --lr-decay-steps 1000 {PLAIN_LABELS}"
+PLAIN_STAGES = {
+    "plain": dict.fromkeys(("self-1", "self-2", "self-3"), PLAIN_SELF),
+    "plain-direct": {
+        "direct": "--batch-size 32 --max-steps 19200 --lr-decay-steps 8000",
+        "self-1": f"--batch-size 32 --max-steps 8000 --lr-decay-steps 2000 {PLAIN_LABELS}",
+    },
 }
 UP_TO_FULL = ("quarter", "half", "full")
 VARIANTS: dict[str, tuple[str, tuple[str, ...], tuple[int, ...]]] = {  # options, stages and seeds
-    "cut": ("clevrtex", tuple(STAGES), SEEDS),
-    "penalty": ("clevrtex --loss.foreground-penalty 7e-4", tuple(STAGES)[1:], SEEDS),
+    "cut": ("clevrtex", (*UP_TO_FULL, "self-1", "self-2"), SEEDS),
+    "penalty": ("clevrtex --loss.foreground-penalty 7e-4", ("half", "full"), SEEDS),
     "softmax": ("clevrtex --slots.partition softmax", UP_TO_FULL, SEEDS),
     "full-textures": ("clevrtex", UP_TO_FULL, (0,)),
     "graph-ocl": ("graph-ocl --precision bf16-mixed", UP_TO_FULL, (0,)),
-    "plain": ("clevr", UP_TO_FULL, (0,)),
+    "plain": ("clevr", ("quarter", "half", "self-1", "self-2", "self-3"), (0,)),
+    "plain-direct": ("clevr", ("direct", "self-1"), (0,)),
 }
 NAMES = {
     "cut-full": "`clevrtex`",
     "cut-self-1": "`clevrtex`, self-training",
     "cut-self-2": "`clevrtex`, self-training twice",
     "penalty-full": "`clevrtex`, foreground penalty",
-    "penalty-self-1": "`clevrtex`, foreground penalty, self-training",
-    "penalty-self-2": "`clevrtex`, foreground penalty, self-training twice",
     "softmax-full": "no-cut ablation of `clevrtex`",
     "full-textures-full": "`clevrtex`, full textures",
     "graph-ocl-full": "`graph-ocl`",
-    "plain-full": "`clevr`",
+    "plain-self-1": "`clevr`, self-training",
+    "plain-self-2": "`clevr`, self-training twice",
+    "plain-self-3": "`clevr`, self-training three times",
+    "plain-direct-direct": "`clevr`, full resolution",
+    "plain-direct-self-1": "`clevr`, full resolution, self-training",
 }
 
 
@@ -84,13 +98,13 @@ def split_name(name: str) -> tuple[str, str, int]:
 
 def run_config(name: str, options: Options) -> TrainConfig:
     variant, stage, seed = split_name(name)
-    words = [VARIANTS[variant][0], BASE, STAGES[stage]]
+    words = [VARIANTS[variant][0], BASE, (STAGES | PLAIN_STAGES.get(variant, {}))[stage]]
     if stage == "quarter" and variant in ("cut", "softmax", "graph-ocl"):
         words.append(RAMP)
     config = replace(parse(" ".join(words)), seed=seed)
     if options.quick:  # the model of a quick run is another, and its images are too small to skip anything
         return make_quick(at_full_resolution(without_labels(config)))
-    if stage == "quarter":
+    if len(chain(name)) == 1:
         return config
     before = str(options.runs.resolve() / chain(name)[-2])
     return replace(config, init_from=before, teacher=before if stage.startswith("self") else None)
@@ -109,7 +123,7 @@ def test_data(name: str, options: Options) -> dict[str, str]:
     variant, stage, _ = split_name(name)
     if stage in ("quarter", "half"):
         return {}
-    return {each: each for each in TEST_FAMILIES["plain" if variant == "plain" else "textured"]}
+    return {each: each for each in TEST_FAMILIES["plain" if variant in PLAIN_STAGES else "textured"]}
 
 
 def table(results: dict[str, Any]) -> str:
@@ -124,15 +138,15 @@ def table(results: dict[str, Any]) -> str:
 
 
 def chain(name: str) -> list[str]:
-    """Return the runs that lead to a run, and the run.
+    """Return the runs that lead to a run, and the run. Variants without a first stage begin with that of `cut`.
 
     >>> chain("penalty-full-1")
     ['cut-quarter-1', 'penalty-half-1', 'penalty-full-1']
     """
     variant, stage, seed = split_name(name)
-    stages = list(STAGES)[: list(STAGES).index(stage) + 1]
-    has = VARIANTS[variant][1]  # stages of its own; others are those of `cut`
-    return [f"{variant if each in has else 'cut'}-{each}-{seed}" for each in stages]
+    stages = VARIANTS[variant][1]
+    first = [f"cut-quarter-{seed}"] if stages[0] == "half" else []
+    return first + [f"{variant}-{each}-{seed}" for each in stages[: stages.index(stage) + 1]]
 
 
 def total_steps(name: str, results: Mapping[str, Any]) -> int:

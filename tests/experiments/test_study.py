@@ -219,7 +219,8 @@ def test_the_first_run_of_preset_movi_begins_with_random_weights(tmp_path):
         config.validate()
         before = matching.BEFORE.get(stage)
         assert config.init_from == (None if before is None else str(tmp_path / f"{before}-1")) and config.seed == 1
-        on_frames = stage in ("movi-quarter", "movi-half")
+        on_frames = stage in ("movi-quarter", "movi-self", "movi-self-twice")
+        assert (config.teacher is not None) == bool(config.loss.label_weight) == stage.startswith("movi-self")
         assert matching.test_data(f"{stage}-1", options) == (
             {} if on_frames else dict.fromkeys(matching.ASSOCIATIONS, "moving")
         )
@@ -230,13 +231,17 @@ def test_the_first_run_of_preset_movi_begins_with_random_weights(tmp_path):
 # ------------------------------------------------------------------------------------------------- progressive training
 
 
+BEFORE = {"half": "quarter", "full": "half", "self-1": "full", "self-2": "self-1", "self-3": "self-2"}
+
+
 def test_every_stage_begins_with_the_one_before(tmp_path):
     options = Options(tmp_path)
     for name in progressive.RUN_NAMES:
         variant, stage, seed = progressive.split_name(name)
         config = progressive.run_config(name, options)
         config.validate()
-        before = {"half": "quarter", "full": "half", "self-1": "full", "self-2": "self-1"}.get(stage)
+        begins = {("plain", "self-1"): "half", ("plain-direct", "self-1"): "direct"}
+        before = begins.get((variant, stage), BEFORE.get(stage))
         shared = "cut" if (variant, stage) == ("penalty", "half") else variant
         expected = [] if before is None else [tmp_path / f"{shared}-{before}-{seed}"]
         needed = study.needed_runs(config, tmp_path)
@@ -254,11 +259,11 @@ def test_stages_are_those_of_the_presets_but_for_the_resolution_of_the_decoder(t
         if variant == "softmax":
             assert model.slots.partition != PRESETS["clevrtex"].model.slots.partition
             model = replace(model, slots=PRESETS["clevrtex"].model.slots)
-        expected = {"plain": "clevr", "graph-ocl": "graph-ocl"}.get(variant, "clevrtex")
+        expected = {"plain": "clevr", "plain-direct": "clevr", "graph-ocl": "graph-ocl"}.get(variant, "clevrtex")
         assert model == PRESETS[expected].model, name
 
 
-@pytest.mark.parametrize("name", ["cut-quarter-0", "cut-self-1-0", "plain-half-0"])
+@pytest.mark.parametrize("name", ["cut-quarter-0", "cut-self-2-0", "plain-half-0", "plain-self-3-0"])
 def test_a_quick_run_of_a_stage(tmp_path, name):
     loop.validate(progressive.run_config(name, Options(tmp_path, quick=True)))
 
