@@ -69,6 +69,7 @@ CHECKPOINTS = {"plain": "plain-128", "textured": "textured-128"}
 EVALUATIONS = (
     "cutslots evaluate plain-128 --data plain --num-images 500",
     "cutslots evaluate textured-128 --data textured ood camo --num-images 500",
+    "cutslots evaluate textured-paper-128 --data textured ood camo --num-images 500",
     "cutslots evaluate tiny-64 --data plain:2-5 --num-images 128",
     "cutslots evaluate moving-128 --data moving --num-images 64",
 )
@@ -601,6 +602,10 @@ def _labelled(records: dict[str, Record], name: str) -> list[tuple[str, Record]]
     return [(label if i == 0 else "", run) for i, run in enumerate(_seeds(records, f"paper/{name}"))]
 
 
+FIGURES = {f"results-{family}.png": (CHECKPOINTS[trained_on(family)], family) for family in FAMILIES}
+FIGURES["progressive.png"] = ("textured-paper-128", "textured")
+
+
 def draw_images(folder: Path) -> None:
     """Draw the outputs of the shipped checkpoints for the first test scenes of each family."""
     from cutslots.data.open import open_dataset
@@ -611,11 +616,11 @@ def draw_images(folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     fabric = make_fabric("auto", 1, 1, "32-true")
-    for family in FAMILIES:
-        model = load(CHECKPOINTS[trained_on(family)], fabric.device)
+    for file, (checkpoint, family) in FIGURES.items():
+        model = load(checkpoint, fabric.device)
         data: Any = open_dataset(family, "test", model.image_size, 5)
         grid = visualization_grid(visualize_images(model, data, 5, fabric))
-        write_atomically(folder / f"results-{family}.png", encode_png(grid))
+        write_atomically(folder / file, encode_png(grid))
 
 
 def main(docs: Path = Path("docs"), checkpoints: bool = False) -> None:

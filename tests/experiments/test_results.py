@@ -543,9 +543,11 @@ def test_page_without_a_place(runs, docs, name):
 
 def test_outputs_of_checkpoints_are_drawn(tmp_path, monkeypatch):
     save(build(dataclasses.replace(PRESETS["tiny"].model, image_size=(16, 16))), tmp_path)
-    monkeypatch.setattr(results, "CHECKPOINTS", {"plain": str(tmp_path), "textured": str(tmp_path)})
+    drawn = {file: (str(tmp_path), family) for file, (_, family) in results.FIGURES.items()}
+    monkeypatch.setattr(results, "FIGURES", drawn)
     draw_images(tmp_path / "img")
-    assert {p.stem.removeprefix("results-") for p in (tmp_path / "img").iterdir()} == set(results.FAMILIES)
+    assert {path.name for path in (tmp_path / "img").iterdir()} == set(drawn)
+    assert {family for _, family in drawn.values()} == set(results.FAMILIES)
 
 
 def test_page_in_the_repository_is_up_to_date():

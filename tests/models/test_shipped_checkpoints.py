@@ -22,7 +22,7 @@ from cutslots.scenes import Scenes
 from tests.models.configs import PAIRS, SMALL, SPACETIME, TINY
 from tests.models.test_checkpoints import assert_holds
 
-NAMES = ["moving-128", "plain-128", "textured-128", "tiny-64"]
+NAMES = ["moving-128", "plain-128", "textured-128", "textured-paper-128", "tiny-64"]
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_shipped_checkpoints_need_no_network(name, no_network):
         assert type(model) is (PairDiscovery if name == "moving-128" else Discovery)
         assert_holds(model, tensors)
     assert Discovery.from_pretrained(name).config == load(name).config
-    size = int(name.split("-")[1])
+    size = int(name.split("-")[-1])
     assert load(name).image_size == (size, size)
 
 

@@ -110,6 +110,7 @@ FAMILIES = {
     "tiny-64": ("plain", (2, 5)),
     "plain-128": ("plain", None),
     "textured-128": ("textured", None),
+    "textured-paper-128": ("textured", None),
     "moving-128": ("moving", None),
 }
 PHOTOGRAPHS = ["astronaut", "coffee", "camera", "coins", "chelsea"]  # with scikit-image
