@@ -29,7 +29,7 @@ from cutslots.models.checkpoints import load
 from cutslots.scenes import Scenes
 from cutslots.training.config import TrainConfig
 from cutslots.viz.images import encode_png, image_grid
-from experiments.progressive import PLAIN_SELF, STAGES, at_full_resolution
+from experiments.progressive import PLAIN_SELF, at_full_resolution
 from experiments.self_training import without_labels
 from experiments.study import SEEDS, Group, Options, Study, make_quick, make_table, run_study
 from experiments.table import parse
@@ -51,13 +51,15 @@ CHANGES = {
     "areas-projection": f"{AREAS} --match-dim 32",
 }
 # The paper's preset: single frames, with a decoder of a quarter of the resolution, then with labels; then pairs.
+# Labels merge more slots into the background than predictions do, as in experiments/progressive.py.
 FRAMES = "movi --model discovery --num-images 24000 --eval-every 1000 --num-eval-images 240 --warmup-steps 200"
 MOVI_PAIRS = (
     "movi --num-images 24000 --batch-size 16 --max-steps 1500 --lr 2e-4 --lr-decay-steps 500 --warmup-steps 100 "
     "--eval-every 1500 --num-eval-images 240"
 )
 MOVI = {
-    "movi-quarter": f"{FRAMES} {STAGES['quarter']} --max-steps 6000",
+    "movi-quarter": f"{FRAMES} --batch-size 32 --max-steps 6000 --lr-decay-steps 9000 --decoder.skipped-doublings 2 "
+    "--loss.blur 5 --loss.blur-steps 2000",
     "movi-self": f"{FRAMES} {PLAIN_SELF} --label-background-threshold 1.2",
     "movi-self-twice": f"{FRAMES} {PLAIN_SELF} --label-background-threshold 1.5 --max-steps 8000 --lr-decay-steps 2000",
     "movi-near": MOVI_PAIRS,

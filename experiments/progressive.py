@@ -3,13 +3,13 @@
     python -m experiments.progressive --runs runs/progressive --jobs 3                     # everything, three at a time
     python -m experiments.progressive --runs runs/progressive --jobs 3 --match "cut-*"     # the runs of one variant
 
-Every variant goes through the stages, each of which begins with the weights of the one before:
+Variants go through some of these stages. Each stage begins with the weights of the one before:
 
     quarter    the decoder has a quarter of the resolution; textures grow from step 4,000 to step 8,000
     half       half of the resolution
     full       the paper's decoder
     self-1     self-training: the teacher is the stage before
-    self-2     once more, for longer and with labels of which more are background
+    self-2     once more, with twice the steps; labels merge more slots into the background
 
 The variants:
 
@@ -40,7 +40,7 @@ METRICS = {"ari_fg": "ARI-FG", "ari": "ARI"} | REFINED_METRICS
 BASE = "--num-images 24000 --eval-every 1000 --num-eval-images 128 --lr 4e-4 --warmup-steps 200"
 RAMP = "--data.texture-ramp-start 4000 --data.texture-ramp-end 8000"
 LABELS = f"{COLORS} --data.flat-teacher --loss.label-weight 0.03 --camouflage 0.5"
-# After one round slots still share the background; merging more of them makes better labels (docs/self_training.md).
+# After one round slots still share the background. Merging more of them raises mIoU (docs/self_training.md).
 SECOND_LABELS = f"{LABELS} --label-pixel-sigma 0.2 --label-background-threshold 1.5"
 STAGES = {
     "quarter": "--batch-size 32 --max-steps 9000 --lr-decay-steps 9000 --loss.blur 5 --loss.blur-steps 2000 "
@@ -123,14 +123,18 @@ def test_data(name: str, options: Options) -> dict[str, str]:
     variant, stage, _ = split_name(name)
     if stage in ("quarter", "half"):
         return {}
-    return {each: each for each in TEST_FAMILIES["plain" if variant in PLAIN_STAGES else "textured"]}
+    return {each: each for each in families(variant)}
+
+
+def families(variant: str) -> tuple[str, ...]:
+    return TEST_FAMILIES["plain" if VARIANTS[variant][0] == "clevr" else "textured"]
 
 
 def table(results: dict[str, Any]) -> str:
     """Return the rows of what has been evaluated. Their steps are those of all stages."""
     results = {name: results[name] | {"steps": total_steps(name, results)} for name in results if results[name]["test"]}
     groups = (
-        Group((label,), tuple(names), TEST_FAMILIES["plain" if kind.startswith("plain") else "textured"])
+        Group((label,), tuple(names), families(split_name(names[0])[0]))
         for kind, label in NAMES.items()
         if (names := [f"{kind}-{seed}" for seed in SEEDS if f"{kind}-{seed}" in results])
     )
@@ -145,7 +149,7 @@ def chain(name: str) -> list[str]:
     """
     variant, stage, seed = split_name(name)
     stages = VARIANTS[variant][1]
-    first = [f"cut-quarter-{seed}"] if stages[0] == "half" else []
+    first = [f"cut-quarter-{seed}"] if stages[0] == "half" else []  # only a first stage begins with random weights
     return first + [f"{variant}-{each}-{seed}" for each in stages[: stages.index(stage) + 1]]
 
 

@@ -64,7 +64,7 @@ BLENDER = {
     "ours/background-anchored-textured-1": "built-in scenes only, texture ramp",
     "blender/pretrained-1": "the same, then Blender scenes",
 }
-# The checkpoints that come with the package, by the family of their training data.
+# The checkpoints that are compared with the paper, by the family of their training data.
 CHECKPOINTS = {"plain": "plain-128", "textured": "textured-128"}
 EVALUATIONS = (
     "cutslots evaluate plain-128 --data plain --num-images 500",
@@ -74,6 +74,13 @@ EVALUATIONS = (
     "cutslots evaluate moving-128 --data moving --num-images 64",
 )
 FAMILIES = ("plain", "textured", "ood", "camo")
+FIGURES = {  # file: checkpoint and family
+    "results-plain.png": ("plain-128", "plain"),
+    "results-textured.png": ("textured-128", "textured"),
+    "results-ood.png": ("textured-128", "ood"),
+    "results-camo.png": ("textured-128", "camo"),
+    "progressive.png": ("textured-paper-128", "textured"),
+}
 PERCENT_METRICS = {"ari_fg": "ARI-FG", "ari": "ARI", "miou": "mIoU", "miou_fg": "mIoU-FG", "miou_gt": "mIoU-GT"}
 MASKS = ("decoder", "refined", "high-recall")
 ABLATIONS = {
@@ -602,12 +609,8 @@ def _labelled(records: dict[str, Record], name: str) -> list[tuple[str, Record]]
     return [(label if i == 0 else "", run) for i, run in enumerate(_seeds(records, f"paper/{name}"))]
 
 
-FIGURES = {f"results-{family}.png": (CHECKPOINTS[trained_on(family)], family) for family in FAMILIES}
-FIGURES["progressive.png"] = ("textured-paper-128", "textured")
-
-
 def draw_images(folder: Path) -> None:
-    """Draw the outputs of the shipped checkpoints for the first test scenes of each family."""
+    """Draw the outputs of the shipped checkpoints for the first test scenes, as FIGURES says."""
     from cutslots.data.open import open_dataset
     from cutslots.devices import make_fabric
     from cutslots.evaluation.visualize import visualization_grid, visualize_images

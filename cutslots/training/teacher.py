@@ -110,9 +110,9 @@ def check_teacher(config: RunConfig, model: Discovery, loss: Loss) -> None:
 def _check_no_teacher(config: RunConfig, loss: Loss) -> None:
     if loss.label_weight:
         raise ValueError(f"loss.label_weight is {loss.label_weight}, but there are no labels; expected --teacher too")
-    changed = {name: value for name, value in config.label_refinement.items() if value != DEFAULTS[name]}
-    for name, value in changed.items():
-        raise ValueError(f"label_{name} is {value}, but there are no labels; expected --teacher too")
+    for name, value in config.label_refinement.items():
+        if value != DEFAULTS[name]:
+            raise ValueError(f"label_{name} is {value}, but there are no labels; expected --teacher too")
     if config.augmentation.camouflage:
         given = f"camouflage is {config.augmentation.camouflage}"
         raise ValueError(f"{given}, but no labels say where objects are; expected --teacher too")

@@ -139,10 +139,10 @@ def test_background_is_the_slot_with_the_most_border_pixels():
 
 
 def test_background_of_scenes_is_the_true_one(scenes):
-    """Of three checkpoints, for refined masks: the slot that holds most of the true background."""
-    for name in ("tiny-64", "plain-128", "textured-128"):
+    """Of four checkpoints, for refined masks: the slot that holds most of the true background."""
+    for name in ("tiny-64", "plain-128", "textured-128", "textured-paper-128"):
         model = load(name)
-        family = "textured" if name == "textured-128" else "plain"
+        family = "textured" if name.startswith("textured") else "plain"
         sample = Scenes(family, "val", model.image_size[0], count=8, num_objects=(2, 5)).get_batch(range(8))
         for prediction, mask in zip(model.predict(sample.image), sample.mask, strict=True):
             assert prediction.background == np.bincount(prediction.labels[mask.numpy() == 0]).argmax()
