@@ -96,7 +96,9 @@ class Discovery(
     license="apache-2.0",
     pipeline_tag=model_card.PIPELINE_TAG,
     tags=list(model_card.TAGS),
+    repo_url=model_card.project_url("Repository"),
     paper_url=model_card.PAPER_URL,
+    docs_url=model_card.project_url("Documentation"),
     model_card_template=model_card.TEMPLATE,
 ):
     """Encoder, slot module and decoder: discovers objects by reconstructing the image from slots.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, metadata
+
 PAPER_URL = "https://openreview.net/forum?id=1J-ZTr7aypY"
 ARXIV_URL = "https://arxiv.org/abs/2210.02159"
 PIPELINE_TAG = "image-segmentation"
@@ -30,4 +32,19 @@ model = Discovery.from_pretrained("OWNER/NAME")
 **Links.** Paper:
 [Differentiable Mathematical Programming for Object-Centric Representation Learning]({{{{ paper_url }}}})
 (ICLR 2023, [arXiv:2210.02159]({ARXIV_URL})).
+{{%- if repo_url %}} Code: [repository]({{{{ repo_url }}}}).{{% endif %}}
+{{%- if docs_url %}} Documentation: [docs]({{{{ docs_url }}}}).{{% endif %}}
 """
+
+
+def project_url(label: str) -> str | None:
+    """Return a URL of the package's metadata, the [project.urls] of pyproject.toml; None if there is none.
+
+    >>> project_url("Nowhere") is None
+    True
+    """
+    try:
+        urls = metadata("cutslots").get_all("Project-URL") or []
+    except PackageNotFoundError:  # a source tree on the path
+        return None
+    return dict(url.split(", ", 1) for url in urls).get(label)

@@ -5,7 +5,7 @@ from huggingface_hub import ModelCard, metadata_load
 
 from cutslots.models import model_card
 from cutslots.models.checkpoints import SHIPPED, checkpoint_names
-from cutslots.models.discovery import build
+from cutslots.models.discovery import Discovery, build
 from tests.models.configs import PAIRS, SMALL, SPACETIME
 
 LINKS = ("https://openreview.net/forum?id=1J-ZTr7aypY", "https://arxiv.org/abs/2210.02159")
@@ -38,6 +38,25 @@ def test_save_pretrained_writes_a_card(config, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     data = assert_card(tmp_path / "README.md")
     assert set(data["tags"]) == {*model_card.TAGS, "model_hub_mixin"}, "the Hub's library adds its own"
+
+
+def test_cards_link_to_the_repository_and_the_docs_of_the_metadata(tmp_path, monkeypatch):
+    model, has_url = build(SMALL), model_card.project_url("Repository") is not None
+    assert ("Code: " in str(model.generate_model_card())) == has_url
+    (tmp_path / "cutslots-9.dist-info").mkdir()
+    urls = "Project-URL: Repository, https://code.test/a, b\nProject-URL: Documentation, https://docs.test\n"
+    (tmp_path / "cutslots-9.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: cutslots\n{urls}")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert model_card.project_url("Repository") == "https://code.test/a, b"
+    assert model_card.project_url("Documentation") == "https://docs.test" and model_card.project_url("Homepage") is None
+
+    class Linked(Discovery, repo_url=model_card.project_url("Repository"), docs_url="https://docs.test"):
+        pass
+
+    Linked(model.encoder, model.slots, model.decoder).generate_model_card().save(tmp_path / "README.md")
+    assert_card(tmp_path / "README.md")
+    text = (tmp_path / "README.md").read_text()
+    assert "Code: [repository](https://code.test/a, b). Documentation: [docs](https://docs.test)." in text
 
 
 def test_save_pretrained_keeps_the_card_of_the_folder(tmp_path):
