@@ -38,14 +38,11 @@ class Run(NamedTuple):
 
 
 FRAMES = ["--model", "discovery", "--batch-size", "32"]
-SLOT_ATTENTION = ["--slots", "slot-attention", "--loss.foreground-penalty", "0"]
 SPACETIME = ["--model", "spacetime-discovery", "--slots.partition", "spacetime-cut"]
 RUNS = {
     "cut-pairs-0": Run("cut", "matched pairs", []),
     "cut-pairs-1": Run("cut", "matched pairs", ["--seed", "1"]),
     "cut-frames-0": Run("cut", "single frames", FRAMES),
-    "slot-attention-pairs-0": Run("Slot Attention", "matched pairs", SLOT_ATTENTION),
-    "slot-attention-frames-0": Run("Slot Attention", "single frames", [*SLOT_ATTENTION, *FRAMES]),
     "spacetime-0": Run("spacetime cut", "clips of 2 frames", SPACETIME),
 }
 ROWS = {  # association and prefix of metrics, with their names in the table

@@ -5,8 +5,8 @@
 
 A generated part of the page lies between the lines <!-- NAME --> and <!-- end -->, NAME being a function below.
 
-The records of runs of 15 and 16 November 2026 have no `miou` and `miou_fg`: they were computed by another rule than
-that of CLEVRTEX's evaluator, and the weights are lost. Tables of these runs show `miou_gt`, which is the same by both.
+The records of ablations of 15 November 2026 have no `miou` and `miou_fg`: they were computed by another rule than that
+of CLEVRTEX's evaluator, and the weights are lost. Their table shows `miou_gt`, which is the same by both.
 """
 
 from __future__ import annotations
@@ -40,29 +40,8 @@ TEMPERATURE = {  # readings of the paper's temperature of the combined slots
     "partition/cut": "`clevrtex` at 64x64, 0.1 over the combined masks",
 }
 PARTITION = {"cut": "cut", "softmax": "no-cut ablation (softmax)"}  # in the paper's textured model at 64x64
-COMPARISON = {  # methods and their names in tables
-    "paper": "cut, the paper's preset, first reading",
-    "free": "cut, free terminals",
-    "background-anchored": "cut, background anchored",
-    "anchored": "cut, all anchored",
-    "slot-attention": "Slot Attention",
-    "softmax": "no-cut ablation (softmax)",
-}
-OURS = {
-    "softmax-plain-0": "no-cut ablation (softmax), 12 slots",
-    "background-anchored-textured-1": "cut (`ours`), texture ramp to step 5,000",
-    "low-contrast-textured-1": "the same, fine-tuned, half of the scenes of low contrast",
-    "softmax-textured-0": "no-cut ablation (softmax), texture ramp to step 3,500",
-    "softmax-textured-1": "no-cut ablation (softmax), texture ramp to step 7,000",
-}
 SLOT_ATTENTION_LR = {  # learning rates and warm-up steps
     f"lr-{lr}-warmup-{warmup}": (lr, warmup) for lr in ("1e-4", "2e-4", "4e-4", "1e-3") for warmup in (200, 2000)
-}
-BLENDER = {
-    "blender/scratch-0": "Blender scenes only",
-    "comparison/free-textured-0": "built-in scenes only",
-    "ours/background-anchored-textured-1": "built-in scenes only, texture ramp",
-    "blender/pretrained-1": "the same, then Blender scenes",
 }
 # The checkpoints that are compared with the paper, by the family of their training data.
 CHECKPOINTS = {"plain": "plain-128", "textured": "textured-128"}
@@ -86,7 +65,6 @@ MASKS = ("decoder", "refined", "high-recall")
 ABLATIONS = {
     "base": "base: cut, reach 0.71 px, temperature 0.5, gamma 0.5, image mean, background by cuts, signed weights",
     "softmax": "no-cut ablation (softmax)",
-    "slot-attention": "Slot Attention",
     "reach-2": "reach 2 px",
     "reach-4": "reach 4 px",
     "reach-8": "reach 8 px",
@@ -124,7 +102,6 @@ def write_results(runs: Path | None, docs: Path, names: Iterable[str] = ()) -> N
             records["fixed_grid"] = json.loads((runs / "fixed_grid.json").read_text())
         write_records(path, records)
     write_atomically(page, fill(page, records).encode())
-    draw_curves(records, docs / "img" / "results-curves.png")
     draw_paper_curves(records, docs / "img" / "paper-curves.png")
     print(f"wrote {page} and figures in {docs / 'img'}")
 
@@ -189,7 +166,6 @@ def read_record(folder: Path) -> Record:
     ]
     run = json.loads((folder / "run.json").read_text())
     speed = float(np.median([line["images_per_second"] for line in losses.values()]))
-    blender_scores = _scores(folder / "blender" / "results.json")
     return {
         "seed": run["seed"],
         "steps": last["step"],
@@ -200,7 +176,6 @@ def read_record(folder: Path) -> Record:
         "curve": curve,
         "refined": refined,
         "scores": _scores(folder / "evaluation" / "results.json"),
-        "blender": {Path(name).name: scores for name, scores in blender_scores.items()},
     }
 
 
@@ -273,24 +248,19 @@ def trained_on(family: str) -> str:
     return "plain" if family == "plain" else "textured"
 
 
-HEADS = f"scenes | method | masks | {' | '.join(PERCENT_METRICS.values())} | MSE | steps | images/s"
-
-
-def ours(records: dict[str, Record]) -> str:
-    """Return our checkpoints and the ablations next to them."""
-    names = {f"ours/{name}": label for name, label in OURS.items()}
-    rows = [row for family in FAMILIES for row in score_rows(records, family, names)]
-    return _facts(records, "ours/") + _table(HEADS, rows)
-
-
 def paper(records: dict[str, Record]) -> str:
-    """Return the paper's presets by decoder masks, over seeds: on test scenes, or on validation scenes so far."""
+    """Return the paper's presets by decoder masks, over seeds, and the fixed-grid baseline.
+
+    Runs that are not evaluated on test scenes have their last evaluation on validation scenes.
+    """
     rows = []
     for name, label in PAPER_RUNS.items():
         runs = _seeds(records, f"paper/{name}")
         for family in FAMILIES:
             rows += _test_row(label, family, [run for run in runs if family in run["scores"]])
         rows += _validation_row(label, name.rpartition("-")[2], [run for run in runs if not run["scores"]])
+    grids = records.get("fixed_grid", {})
+    rows += [_fixed_grid_row(family, grids[family]) for family in FAMILIES if family in grids]
     heads = "preset | steps | seeds | scenes | ARI-FG | ARI | mIoU"
     return _facts(records, "paper/") + _table(heads, rows)
 
@@ -309,6 +279,11 @@ def _validation_row(label: str, family: str, runs: list[Record]) -> list[list[st
     ari_fg = mean_and_std([100 * point[2] for point in last])
     miou = mean_and_std([100 * point[3] for point in last]) if all(len(point) > 3 for point in last) else ""
     return [[label, _steps(runs), str(len(runs)), f"{family}, validation", ari_fg, "", miou]]
+
+
+def _fixed_grid_row(family: str, grid: Record) -> list[str]:
+    cells = [f"{100 * grid[metric]:.1f}" for metric in ("ari_fg", "ari", "miou")]
+    return [f"fixed-grid baseline, {grid['num_slots']} cells", "", "", f"{family}, test", *cells]
 
 
 def _steps(runs: list[Record]) -> str:
@@ -370,54 +345,8 @@ def slot_attention_lr(records: dict[str, Record]) -> str:
     return _facts(records, "slot_attention_lr/") + _table(heads, rows)
 
 
-def score_rows(records: dict[str, Record], family: str, names: dict[str, str]) -> list[list[str]]:
-    """Return the rows of runs, with their labels, on a family: one for each kind of masks."""
-    rows = []
-    for name, label in names.items():
-        run = records.get(name, {})
-        scores = run.get("scores", {}).get(family, {})
-        facts = [f"{scores['mse']:.0f}", f"{run['steps']:,}", f"{run['images_per_second']:,}"] if scores else []
-        for i, cells in enumerate(_by_masks(scores)):
-            rows.append([*([family, label] if i == 0 else ["", ""]), *cells, *(facts if i == 0 else [""] * 3)])
-    return rows
-
-
-def _by_masks(scores: dict[str, Any]) -> list[list[str]]:
-    """Return a list for each kind of masks: its name, and metrics in percent. Older runs have no high-recall masks."""
-    prefixes = {kind: info.prefix for kind, info in EVALUATED_MASKS.items() if info.prefix + "ari" in scores}
-    return [[kind, *_percent_cells(scores, prefix)] for kind, prefix in prefixes.items()]
-
-
-def _percent_cells(scores: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return metrics in percent, empty where there is no record."""
-    values = [scores.get(prefix + metric) for metric in PERCENT_METRICS]
-    return ["" if value is None else f"{100 * value:.1f}" for value in values]
-
-
 def _prefix(kind: str) -> str:
     return EVALUATED_MASKS[kind].prefix
-
-
-def comparison(records: dict[str, Record]) -> str:
-    """Return all methods at equal time, the fixed-grid baseline and published results."""
-    rows: list[list[str]] = []
-    for family in FAMILIES:
-        names = {f"comparison/{method}-{trained_on(family)}-0": label for method, label in COMPARISON.items()}
-        found = score_rows(records, family, names)
-        if not found:
-            continue
-        rows += found
-        if grid := records.get("fixed_grid", {}).get(family):
-            rows.append(["", f"fixed-grid baseline, {grid['num_slots']} cells", "", *_percent_cells(grid), "", "", ""])
-        for dataset, method, metrics in published_results([family]):
-            label = f"{_published_name(method)}, published, {dataset}"
-            fg, iou, mse = f"{metrics['ari_fg']:.1f}", f"{metrics['miou']:.1f}", f"{metrics['mse']}"
-            rows.append(["", label, "", fg, "", iou, "", "", mse, "", ""])
-    return _facts(records, "comparison/") + _table(HEADS, rows)
-
-
-def _published_name(method: str) -> str:
-    return "the paper" if method == PAPER else method
 
 
 def _facts(records: dict[str, Record], prefix: str | tuple[str, ...]) -> str:
@@ -439,10 +368,9 @@ def _machines(records: list[Record]) -> str:
     return ", ".join(devices + sorted({machine["date"] for machine in machines}))
 
 
-def first_step(run: Record, kind: str = "curve", threshold: float = 0.5) -> int | None:
-    """Return the first step at which the validation ARI-FG of a run's "curve" or "refined" reached a threshold."""
-    column = 2 if kind == "curve" else 1  # a curve has seconds
-    return next((point[0] for point in run[kind] if point[column] >= threshold), None)
+def first_step(run: Record, threshold: float = 0.5) -> int | None:
+    """Return the first step at which the validation ARI-FG of a run's decoder masks reached a threshold."""
+    return next((step for step, _, ari_fg, *_ in run["curve"] if ari_fg >= threshold), None)
 
 
 def ablations(records: dict[str, Record]) -> str:
@@ -500,39 +428,6 @@ def mean_and_std(values: list[Any], digits: int = 1) -> str:
     return f"{mean} ± {np.std(values, ddof=1):,.{digits}f}" if len(values) > 1 else mean
 
 
-def early_training(records: dict[str, Record]) -> str:
-    """Return ARI-FG of runs on textured scenes by step, and mIoU where it is recorded."""
-    names = {
-        f"{'early_training' if seed else 'comparison'}/{method}-textured-{seed}": label
-        for method, label in COMPARISON.items()
-        for seed in range(9)
-    }
-    names |= {f"ours/{name}": label for name, label in OURS.items() if "texture ramp" in label}
-    rows = []
-    for name, label in names.items():
-        if run := records.get(name):
-            at = {
-                step: " / ".join([f"{100 * ari_fg:.1f}", *(f"{100 * value:.0f}" for value in miou)])
-                for step, _, ari_fg, *miou in run["curve"]
-            }
-            cells = [at.get(step, "") for step in range(500, 3001, 500)]
-            reached = [f"{step:,}" if (step := first_step(run, kind)) else "never" for kind in ("curve", "refined")]
-            rows.append([label, str(run["seed"]), str(run["batch_size"]), *cells, *reached])
-    steps_heads = "500 | 1,000 | 1,500 | 2,000 | 2,500 | 3,000"
-    return _table(f"method | seed | batch size | {steps_heads} | first step at 50 | refined masks", rows)
-
-
-def blender(records: dict[str, Record]) -> str:
-    """Return the runs that were evaluated on images rendered by Blender."""
-    rows = []
-    for name, source in BLENDER.items():
-        for scores in records.get(name, {}).get("blender", {}).values():
-            facts = [f"{scores['mse']:.0f}", f"{records[name]['steps']:,}", str(scores["num_images"])]
-            for i, cells in enumerate(_by_masks(scores)):
-                rows.append([source if i == 0 else "", *cells, *(facts if i == 0 else [""] * 3)])
-    return _table(f"trained on | masks | {' | '.join(PERCENT_METRICS.values())} | MSE | steps | images", rows)
-
-
 def _table(heads: str, rows: list[list[str]]) -> str:
     """Return a table without the mIoU columns in which no row has a value."""
     if not rows:
@@ -551,40 +446,10 @@ GENERATED: tuple[Callable[[dict[str, Record]], str], ...] = (
     temperature,
     ablations,
     against_paper,
-    ours,
     slot_attention_lr,
-    comparison,
-    early_training,
-    blender,
 )
 
 # ------------------------------------------------------------------------------------------------------------- figures
-
-
-def draw_curves(records: dict[str, Record], file: Path) -> None:
-    """Draw the validation ARI-FG by the number of training images, for the runs of comparison and ours."""
-    import matplotlib.pyplot as plt
-
-    if not any(name.startswith(("comparison/", "ours/")) for name in records):
-        return
-    figure, axes = plt.subplots(1, 2, figsize=(12, 3.4), sharey=True, layout="constrained")
-    for axis, family in zip(axes, ("plain", "textured"), strict=True):
-        names = {f"comparison/{method}-{family}-0": label for method, label in COMPARISON.items()}
-        names |= {f"ours/{name}": label.replace("`", "") for name, label in OURS.items() if "low-contrast" not in name}
-        for i, (name, label) in enumerate(names.items()):
-            run = records.get(name)
-            if run and family in name:
-                images = [step * run["batch_size"] / 1000 for step, *_ in run["curve"]]
-                scores = [100 * ari_fg for _, _, ari_fg, *_ in run["curve"]]
-                axis.plot(images, scores, color=f"C{i}", linestyle="--" if "ours" in name else "-", label=label)
-        if grid := records.get("fixed_grid", {}).get(family):
-            axis.axhline(100 * grid["ari_fg"], color="grey", linestyle=":", label="fixed-grid baseline (test)")
-        axis.set(title=family, xlabel="thousand training images", ylim=(0, 100))
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("ARI-FG, validation")
-    shown = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(shown.values(), shown.keys(), fontsize=8, loc="outside right upper")
-    write_figure(figure, file)
 
 
 def draw_paper_curves(records: dict[str, Record], file: Path) -> None:

@@ -10,12 +10,8 @@ The groups:
     paper              the paper's presets; a run may take several commands (--stop-after)
     partition          the cut and the no-cut ablation in the paper's textured model at 64x64, three seeds
     temperature        the two readings of the paper's temperature of the combined slots
-    comparison         every method on every family, one seed, equal time
-    ours               our checkpoints and the ablations next to them
     slot_attention_lr  learning rates and warm-ups of Slot Attention, 4,000 steps, evaluated on validation scenes
-    early_training     more seeds of the comparison for the first 3,000 steps
     ablations          one option changed at a time, in a small network, three seeds
-    blender            images rendered by Blender; needs --blender
 
 A run is a command line of `cutslots train` (see `cutslots.training.options`). Its folder holds its whole record:
 run.json, metrics.jsonl, machine.json, evaluation/results.json. Finished runs are skipped. docs/results.json collects
@@ -37,7 +33,6 @@ from typing import Any, Literal, get_args
 
 import tyro
 
-from cutslots.data.folder import FolderConfig
 from cutslots.data.text import data_text
 from cutslots.files import read_lines, write_atomically
 from cutslots.training.config import TrainConfig
@@ -45,18 +40,7 @@ from cutslots.training.options import parse_train
 from experiments.jobs import Process, run_processes, start_process
 from experiments.study import SEEDS, make_quick
 
-Group = Literal[
-    "paper",
-    "partition",
-    "temperature",
-    "comparison",
-    "ours",
-    "slot_attention_lr",
-    "early_training",
-    "ablations",
-    "blender",
-]
-UNLIMITED = 10**6  # steps of a run that is limited by time
+Group = Literal["paper", "partition", "temperature", "slot_attention_lr", "ablations"]
 TEST_FAMILIES = {"plain": ("plain",), "textured": ("textured", "ood", "camo")}  # by the family of the training data
 PAPER_TEXTURED = (
     "clevrtex --num-images 24000 --lr-decay-steps 8000 --max-steps 16000 --eval-every 2000 "
@@ -79,17 +63,9 @@ TEMPERATURE = {  # the other reading on textured scenes is that of the group `pa
     "combined-plain": (f"tiny --precision 32-true --compile off {SECOND_READING}", range(4)),
     "background-textured": (f"{PARTITION_BASE} {FIRST_READING}", SEEDS),
 }
-# Preset `ours` as it was when these runs began, without mask consistency.
+# Preset `ours` as it was before it got mask consistency.
 NO_CONSISTENCY = "--loss.mask-consistency 0 --loss.mask-consistency-start 0"
 BASE = f"ours {NO_CONSISTENCY}"
-METHODS = {  # what a run of the comparison changes in preset `ours`; "paper" is another preset
-    "paper": "",
-    "free": "--slots.partition.background-anchor None",
-    "background-anchored": "",
-    "anchored": "--slots.partition.background-anchor None --slots.partition.anchor 1",
-    "slot-attention": "--slots slot-attention",
-    "softmax": "--slots.partition softmax",
-}
 # The best of the sweep SLOT_ATTENTION_LR by ARI-FG of decoder masks; the reference has 4e-4.
 SLOT_ATTENTION = "--slots slot-attention --lr 2e-4 --warmup-steps 200"
 SLOT_ATTENTION_LR = {  # the learning rate of preset `ours` was chosen for cuts; the reference's is 4e-4
@@ -98,16 +74,7 @@ SLOT_ATTENTION_LR = {  # the learning rate of preset `ours` was chosen for cuts;
     for warmup in (200, 2000)
 }
 SWEEP_SEED = 8  # no result uses it
-COMPARISON = "--num-images 24000 --eval-every 500 --num-eval-images 128"
-FULL_TEXTURES = "--data.texture-ramp-start 0 --data.texture-ramp-end 0"
-FINE_TUNE = "--loss.blur 0 --lr 5e-4 --warmup-steps 100"
-OURS = "--num-images 24000 --eval-every 1000 --num-eval-images 128"
-TEXTURE_RAMPS = {  # first and last step of the texture ramp
-    "background-anchored-textured-1": (2_000, 5_000),
-    "softmax-textured-0": (1_500, 3_500),
-    "softmax-textured-1": (2_500, 7_000),
-}
-PRETRAINED = "ours/background-anchored-textured-1"  # other runs are initialised from it
+SWEEP = f"{BASE} --num-images 24000 --max-steps 4000 --eval-every 500 --num-eval-images 128"
 ABLATION_BASE = (
     "tiny --data textured:3-6 --batch-size 32 --max-steps 2000 --num-images 20000 --slots.num-slots 8 --lr 8e-4 "
     "--warmup-steps 200 --lr-decay-steps 2000 --eval-every 250 --num-eval-images 128 --compile off"
@@ -120,7 +87,6 @@ ABLATIONS = {
     "--slots.partition.capacity-ramp-steps 1000",
     "min-cut-straight-through": "--slots.partition min-cut --slots.partition.gamma 1 "
     "--slots.partition.straight-through",
-    "slot-attention": "--slots slot-attention",
     "reach-2": "--slots.partition.reach 2",
     "reach-4": "--slots.partition.reach 4",
     "reach-8": "--slots.partition.reach 8",
@@ -140,6 +106,10 @@ ABLATIONS = {
     "plain-base": "--data plain:3-6",
     "plain-softmax": "--data plain:3-6 --slots.partition softmax",
 }
+FIXED_GRIDS = {  # test data by the network whose slots the fixed-grid baseline has as cells
+    BASE: ("plain", "textured", "ood", "camo"),
+    ABLATION_BASE: ("plain:3-6", "textured:3-6", "camo:3-6"),
+}
 
 
 @dataclass(frozen=True)
@@ -155,12 +125,8 @@ class Options:
     """Folder of the run folders."""
     docs: Path = Path("docs")
     """Folder of results.json and results.md."""
-    blender: Path | None = None
-    """A folder with train/ and val/ of images rendered by Blender, for the runs on them."""
     only: tuple[Group, ...] = get_args(Group)
     """Groups of runs."""
-    max_minutes: float = 8.5
-    """Training time of each run of comparison, ours and blender."""
     match: str = "*"
     """Only the runs whose names match this pattern, as in "paper/clevrtex-*"."""
     jobs: int = 1
@@ -178,7 +144,6 @@ class Options:
 
 
 def main(options: Options) -> None:
-    options.runs = options.runs.resolve()  # a run that is initialised from another names its folder
     if options.one is not None:
         runs = all_runs(options, [group for group in options.only if options.one.startswith(f"{group}/")])
         if options.one not in runs:
@@ -238,43 +203,13 @@ def temperature(options: Options) -> dict[str, Run]:
     }
 
 
-def comparison(options: Options) -> dict[str, Run]:
-    """Return the runs of every method on every family."""
-    limits: dict[str, Any] = {"max_minutes": options.max_minutes, "max_steps": UNLIMITED}
-    return {
-        f"comparison/{method}-{family}-0": Run("comparison", replace(compared(method, family), **limits), test_data)
-        for family, test_data in TEST_FAMILIES.items()
-        for method in METHODS
-    }
-
-
-def ours(options: Options) -> dict[str, Run]:
-    """Return the runs of our checkpoints."""
-    runs = {}
-    for name, config in our_configs(options.runs / PRETRAINED).items():
-        config = replace(config, max_minutes=options.max_minutes, max_steps=UNLIMITED)
-        runs[f"ours/{name}"] = Run("ours", config, TEST_FAMILIES[data_text(config.data)])
-    return runs
-
-
 def slot_attention_lr(options: Options) -> dict[str, Run]:
     """Return the runs of Slot Attention with other learning rates and warm-ups."""
     runs = {}
     for name, words in SLOT_ATTENTION_LR.items():
-        config = replace(parse(f"{BASE} {COMPARISON} {words}"), seed=SWEEP_SEED, max_steps=4_000)
+        config = replace(parse(f"{SWEEP} {words}"), seed=SWEEP_SEED)
         runs[f"slot_attention_lr/{name}-{SWEEP_SEED}"] = Run("slot_attention_lr", config, ())
     return runs
-
-
-def early_training(options: Options) -> dict[str, Run]:
-    """Return more seeds of the comparison; seed 0 is in the comparison itself."""
-    return {
-        f"early_training/{method}-textured-{seed}": Run(
-            "early_training", replace(compared(method, "textured"), seed=seed, max_steps=3_000), ()
-        )
-        for method in ("background-anchored", "slot-attention")
-        for seed in SEEDS[1:]
-    }
 
 
 def ablations(options: Options) -> dict[str, Run]:
@@ -288,27 +223,12 @@ def ablations(options: Options) -> dict[str, Run]:
     return runs
 
 
-def blender(options: Options) -> dict[str, Run]:
-    """Return the runs on images rendered by Blender, if there are such images."""
-    if options.blender is None:
-        return {}
-    limits: dict[str, Any] = {"max_minutes": options.max_minutes, "max_steps": UNLIMITED}
-    return {
-        f"blender/{name}": Run("blender", replace(config, **limits), ())
-        for name, config in blender_configs(options.blender, options.runs / PRETRAINED).items()
-    }
-
-
 GROUPS: dict[str, Callable[[Options], dict[str, Run]]] = {
     "paper": paper,
     "partition": partition,
     "temperature": temperature,
-    "comparison": comparison,
-    "ours": ours,
     "slot_attention_lr": slot_attention_lr,
-    "early_training": early_training,
     "ablations": ablations,
-    "blender": blender,
 }
 
 
@@ -316,45 +236,6 @@ GROUPS: dict[str, Callable[[Options], dict[str, Run]]] = {
 def parse(words: str) -> TrainConfig:
     """Return the config of a command line of `cutslots train`. The last value of a repeated option counts."""
     return parse_train(words.split())
-
-
-def compared(method: str, family: str) -> TrainConfig:
-    """Return the paper's preset for a family, or preset `ours` with another partition or slot module.
-
-    Textures have full strength from the first step. The paper's presets are those of these runs: the first reading of
-    the temperatures, no batch normalisation.
-    """
-    if method == "paper":
-        preset = "clevr" if family == "plain" else "clevrtex --encoder.no-batch-norm"
-        return parse(f"{preset} {COMPARISON} {FIRST_READING}")
-    textures = FULL_TEXTURES if family == "textured" else ""
-    return parse(f"{BASE} --data {family} {textures} {COMPARISON} {METHODS[method]}")
-
-
-def our_configs(pretrained: Path) -> dict[str, TrainConfig]:
-    """Return the configs of our checkpoints.
-
-    They are the cut and the no-cut ablation with a texture ramp, the first of them fine-tuned on scenes of low
-    contrast, and the no-cut ablation on plain scenes with one more slot.
-    """
-    configs = {}
-    for name, (start, end) in TEXTURE_RAMPS.items():
-        method = METHODS[name.rpartition("-textured-")[0]]
-        ramp = f"--data.texture-ramp-start {start} --data.texture-ramp-end {end}"
-        configs[name] = parse(f"{BASE} {OURS} {method} {ramp} --num-images 48000 --seed {name[-1]}")
-    low_contrast = f"{FULL_TEXTURES} --data.low-contrast 0.5 {FINE_TUNE} --lr-decay-steps 4500 --seed 1"
-    configs["low-contrast-textured-1"] = replace(parse(f"{BASE} {OURS} {low_contrast}"), init_from=str(pretrained))
-    configs["softmax-plain-0"] = parse(f"{BASE} {OURS} --data plain {METHODS['softmax']} --slots.num-slots 12")
-    return configs
-
-
-def blender_configs(data: Path, pretrained: Path) -> dict[str, TrainConfig]:
-    """Return the configs on images rendered by Blender: from scratch, and initialised from built-in scenes."""
-    images = FolderConfig(path=str(data))
-    scratch = replace(compared("free", "textured"), data=images, horizontal_flips=True, num_eval_images=100)
-    tuned = parse(f"{BASE} {COMPARISON} {FINE_TUNE} --lr-decay-steps 2500 --seed 1")
-    tuned = replace(tuned, data=images, horizontal_flips=True, num_eval_images=100, init_from=str(pretrained))
-    return {"scratch-0": scratch, "pretrained-1": tuned}
 
 
 # ------------------------------------------------------------------------------------------------------------- one run
@@ -373,9 +254,6 @@ def run_one(folder: Path, run: Run, options: Options) -> None:
             if folder.is_dir():
                 write_atomically(folder / "machine.json", json.dumps(machine_facts()).encode())
     fabric = make_fabric("auto", 1, 1, "32-true")
-    built_in = (options.runs / "comparison/free-textured-0", options.runs / PRETRAINED)
-    if options.blender is not None and (run.group == "blender" or folder in built_in):
-        evaluate(str(folder), (str(options.blender),), folder / "blender", "val", None, fabric)
     if run.test_data:
         evaluate(str(folder), run.test_data, folder / "evaluation", "test", options.num_images, fabric)
     write_atomically(folder / "done", b"")
@@ -413,13 +291,12 @@ def evaluate_fixed_grid(file: Path, options: Options) -> None:
     if file.is_file() and json.loads(file.read_text()).get("request") == request:
         return
     results: dict[str, Any] = {"request": request}
-    names = ("comparison/free-plain-0", "comparison/free-textured-0", "ablations/plain-base-0", "ablations/base-0")
-    for name in names:
-        run = all_runs(options, [name.partition("/")[0]])[name]
-        num_slots, (height, width) = run.config.model.slots.num_slots, run.config.model.image_size
+    for words, test_data in FIXED_GRIDS.items():
+        model = (make_quick(parse(words)) if options.quick else parse(words)).model
+        num_slots, (height, width) = model.slots.num_slots, model.image_size
         pixels = torch.cartesian_prod(torch.arange(height).double(), torch.arange(width).double()).numpy()
         cells = torch.from_numpy(kmeans2(pixels, num_slots, iter=50, minit="++", seed=0)[1]).view(1, height, width)
-        for family in run.test_data:
+        for family in test_data:
             rows = metrics.MetricRows()
             data = open_dataset(family, "test", (height, width), options.num_images)
             for indices in torch.arange(len(data)).split(32):
@@ -442,32 +319,22 @@ def run_all(runs: dict[str, Run], options: Options) -> bool:
         started.add(name)
         return start(name, options)
 
-    def is_compiling(name: str) -> bool:
-        """Return whether a running process compiles the same network: to wait is faster, because of the disk cache."""
+    def is_ready(name: str) -> bool:
+        """Return whether no running process compiles the same network: to wait is faster, because of the disk cache."""
         config = runs[name].config
         same = [other for other in started if runs[other].config.model == config.model and config.compile != "off"]
-        return bool(same) and not any((options.runs / other / "metrics.jsonl").is_file() for other in same)
-
-    def is_ready(name: str) -> bool:
-        pretrained = runs[name].config.init_from
-        return (pretrained is None or is_done(Path(pretrained))) and not is_compiling(name)
+        return not same or any((options.runs / other / "metrics.jsonl").is_file() for other in same)
 
     def ended(name: str, code: int, waiting: int) -> None:
         started.discard(name)
         report(name, code, options.runs, f"{waiting} waiting")
 
-    done = run_processes(missing, start_one, is_ready, ended, options.jobs, options.stop_after)
-    for name in missing:
-        pretrained = runs[name].config.init_from
-        if pretrained is not None and not is_done(Path(pretrained)):
-            print(f"{name}: is initialised from {pretrained}, which is not done", flush=True)
-    return done
+    return run_processes(missing, start_one, is_ready, ended, options.jobs, options.stop_after)
 
 
 def start(name: str, options: Options) -> Process:
     command = [sys.executable, "-m", "experiments.table", "--one", name, "--runs", str(options.runs)]
-    command += ["--max-minutes", str(options.max_minutes), "--num-images", str(options.num_images)]
-    command += ["--blender", str(options.blender)] if options.blender else []
+    command += ["--num-images", str(options.num_images)]
     command += ["--quick"] if options.quick else []
     return start_process(command, options.runs / "logs" / f"{name.replace('/', '-')}.txt", options.jobs)
 

@@ -14,21 +14,15 @@ from cutslots.models.discovery import build
 from cutslots.training.presets import PRESETS
 from experiments import results
 from experiments.results import (
-    COMPARISON,
     EVALUATIONS,
     GENERATED,
-    OURS,
     ablations,
     against_paper,
-    blender,
-    comparison,
     draw_images,
-    early_training,
     evaluate_checkpoints,
     first_step,
     main,
     mean_and_std,
-    ours,
     paper,
     read_record,
     slot_attention_lr,
@@ -41,7 +35,7 @@ from tests.small_runs import Module
 NAMES = [make.__name__ for make in GENERATED]
 PAGE = "# Results\n\n" + "".join(f"Before {n}.\n\n<!-- {n} -->\nold\n<!-- end -->\n\n" for n in NAMES) + "The end.\n"
 
-PLAIN, TEXTURED = "ours/softmax-plain-0", "ours/low-contrast-textured-1"
+PLAIN, TEXTURED = "temperature/background-plain-0", "temperature/background-textured-1"
 MACHINE = {"device": "a device", "torch": "2.6", "scipy": "1.17", "python": "3.11", "date": "2026-11-15"}
 
 
@@ -56,7 +50,7 @@ def scores_of(ari_fg, miou=0.3, num_images=100):
 def run_record(scores=None, curve=(), seed=0, **changes):
     record = {"seed": seed, "steps": 12_345, "batch_size": 32, "seconds": 510, "images_per_second": 1_234}
     record |= {"machine": MACHINE, "curve": [list(x) for x in curve], "refined": [], "scores": scores or {}}
-    return record | {"blender": {}} | changes
+    return record | changes
 
 
 def checkpoint_records(**scores):
@@ -122,62 +116,6 @@ def test_results_that_are_reached_and_not_reached():
     assert rows(against_paper({})) == []
 
 
-def test_comparison_has_our_runs_and_published_results():
-    records = {
-        "comparison/slot-attention-textured-0": run_record({"textured": scores_of(0.624, 0.2258)}),
-        "comparison/free-textured-0": run_record(
-            {"textured": scores_of(0.85, 0.5), "ood": scores_of(0.7)}, seconds=540
-        ),
-    }
-    text = comparison(records)
-    assert text.startswith("2 runs, seeds 0, 8.5 to 9.0 minutes each, a device, torch 2.6, 2026-11-15.\n\n|")
-    found = rows(text)
-    common = ["123", "12,345", "1,234"]
-    cut = ["textured", "cut, free terminals", "decoder", "85.0", "41.0", "50.0", "33.0", "35.0", *common]
-    at = found.index(cut)
-    assert found[at + 1] == ["", "", "refined", "87.0", "43.0", "52.0", "35.0", "37.0", "", "", ""]
-    assert found[at + 2] == ["", "", "high-recall", "88.0", "44.0", "53.0", "36.0", "38.0", "", "", ""]
-    assert found[at + 3] == ["", "", "partition", "75.0", "31.0", "40.0", "23.0", "25.0", "", "", ""]
-    assert found[at + 4][:4] == ["textured", "Slot Attention", "decoder", "62.4"]
-    assert found[at + 8] == ["", "Slot Attention, published, CLEVRTEX", "", "62.4", "", "22.6", "", "", "254", "", ""]
-    assert found[at + 9] == ["", "the paper, published, CLEVRTEX", "", "80.2", "", "42.4", "", "", "207", "", ""]
-    assert [row[0] for row in found if row[0]] == ["textured", "textured", "ood"]
-    assert rows(comparison({})) == []
-
-
-def test_table_of_ours():
-    records = {
-        "ours/softmax-plain-0": run_record({"plain": scores_of(0.95)}),
-        "ours/low-contrast-textured-1": run_record({"textured": scores_of(0.85, 0.5), "camo": scores_of(0.6)}, seed=1),
-        "comparison/free-plain-0": run_record({"plain": scores_of(0.9)}),
-    }
-    text = ours(records)
-    assert text.startswith("2 runs, seeds 0, 1, 8.5 to 8.5 minutes each")
-    found = rows(text)
-    assert [row[0] for row in found] == ["plain", "", "", "", "textured", "", "", "", "camo", "", "", ""]
-    assert found[0][1:6] == [OURS["softmax-plain-0"], "decoder", "95.0", "41.0", "30.0"]
-    assert found[4][1:4] == [OURS["low-contrast-textured-1"], "decoder", "85.0"]
-    assert rows(ours({})) == []
-
-
-def test_runs_without_miou_have_miou_gt():
-    old = without_miou(scores_of(0.9))
-    records = {"ours/softmax-plain-0": run_record({"plain": old})}
-    assert head(ours(records)) == "| scenes | method | masks | ARI-FG | ARI | mIoU-GT | MSE | steps | images/s |"
-    assert rows(ours(records))[1] == ["", "", "refined", "92.0", "43.0", "37.0", "", "", ""]
-    records["ours/softmax-textured-0"] = run_record({"textured": scores_of(0.8)})
-    found = rows(ours(records))
-    assert found[1] == ["", "", "refined", "92.0", "43.0", "", "", "37.0", "", "", ""], "empty in a table with others"
-    assert found[5][3:8] == ["82.0", "43.0", "32.0", "35.0", "37.0"]
-
-
-def test_comparison_of_runs_without_miou_has_published_miou():
-    records = {"comparison/free-plain-0": run_record({"plain": without_miou(scores_of(0.9))})}
-    found = rows(comparison(records))
-    assert "| ARI | mIoU | mIoU-GT | MSE |" in head(comparison(records)), "no row has mIoU-FG"
-    assert found[0][3:8] == ["90.0", "41.0", "", "35.0", "123"] and found[-1][5:7] == ["49.0", ""]
-
-
 def test_seeds_without_miou_are_compared_by_miou_gt():
     """A group is compared by one metric: the one that all of its runs have."""
     records = {**ablation("base", 0.60, 0.62), **ablation("softmax", 0.50, 0.51)}
@@ -192,16 +130,9 @@ def test_seeds_without_miou_are_compared_by_miou_gt():
 
 
 def test_masks_without_scores_are_left_out():
-    """Older runs have no high-recall masks."""
+    """Older evaluations have no high-recall masks."""
     old = {name: value for name, value in scores_of(0.9).items() if not name.startswith("high_recall")}
-    records = {
-        **checkpoint_records(plain=old),
-        PLAIN: run_record({"plain": old}),
-        "comparison/free-plain-0": run_record({"plain": old}, blender={"images": old}),
-    }
-    for make, column, count in ((against_paper, 1, 2), (ours, 2, 3), (comparison, 2, 3)):
-        assert [row[column] for row in rows(make(records))][:count] == ["decoder", "refined", "partition"][:count]
-        assert "high-recall" not in make(records)
+    assert [row[1] for row in rows(against_paper(checkpoint_records(plain=old)))] == ["decoder", "refined"]
 
 
 def ablation(name, *values, family="textured:3-6", curves=(), **more):
@@ -274,13 +205,15 @@ def test_significance_is_welchs_test(base_std, std, verdict):
 
 def test_fixed_grid_baseline_in_tables():
     values = {"ari": 0.03, "ari_fg": 0.53, "miou": 0.12, "miou_fg": 0.11, "miou_gt": 0.17, "num_slots": 8}
-    records = {**ablation("base", 0.6), "comparison/free-plain-0": run_record({"plain": scores_of(0.9)})}
+    records = {**ablation("base", 0.6), "paper/clevr-plain-0": run_record({"plain": scores_of(0.9)})}
     records["fixed_grid"] = {"plain": values | {"num_slots": 11}, "textured:3-6": values, "camo": values}
     label = "textured scenes: fixed-grid baseline, 8 cells"
     assert rows(ablations(records))[-1] == [label, "", "53.0", "12.0", *[""] * 4]
-    found = [row for row in rows(comparison(records)) if "fixed-grid" in row[1]]
-    expected = ["", "fixed-grid baseline, 11 cells", "", "53.0", "3.0", "12.0", "11.0", "17.0", "", "", ""]
-    assert found == [expected], "on families with runs only"
+    assert rows(paper(records)) == [
+        ["`clevr`", "12,345", "1", "plain, test", "90.0", "41.0", "30.0"],
+        ["fixed-grid baseline, 11 cells", "", "", "plain, test", "53.0", "3.0", "12.0"],
+        ["fixed-grid baseline, 8 cells", "", "", "camo, test", "53.0", "3.0", "12.0"],
+    ], "on whole families only"
 
 
 def test_mean_and_std():
@@ -291,33 +224,10 @@ def test_mean_and_std():
 
 def test_first_step_at_a_threshold():
     curve = [[500, 1, 0.3], [1000, 2, 0.499], [1500, 3, 0.5, 0], [2000, 4, 0.4], [2500, 5, 0.9]]  # one with mIoU
-    run = {"curve": curve, "refined": [[500, 0.4], [1000, 0.6]]}
+    run = {"curve": curve}
     assert first_step(run) == 1500
     assert first_step(run, threshold=0.3) == 500 and first_step(run, threshold=0.95) is None
-    assert first_step(run, "refined") == 1000, "refined masks have no seconds"
     assert first_step({"curve": []}) is None
-
-
-def test_table_of_early_training():
-    curve = [(step, step / 10, step / 5000, 0.2) for step in range(500, 4001, 500)]
-    records = {
-        "comparison/free-textured-0": run_record(curve=curve),
-        "early_training/free-textured-2": run_record(curve=curve[:2], seed=2),
-        "comparison/paper-textured-0": run_record(curve=[(3000, 1.0, 0.123, 0.2)], batch_size=64),
-        "early_training/free-textured-0": run_record(curve=curve, steps=1),  # seed 0 is that of the comparison
-    }
-    refined = [[step, ari_fg + 0.15] for step, _, ari_fg, _ in curve]
-    records["ours/background-anchored-textured-1"] = run_record(curve=curve[1::2], seed=1, refined=refined[1::2])
-    records["ours/softmax-textured-0"] = run_record(curve=[curve[0][:3]], refined=refined[:1])
-    steps = ["10.0 / 20", "20.0 / 20", "30.0 / 20", "40.0 / 20", "50.0 / 20", "60.0 / 20"]
-    every_other = ["", steps[1], "", steps[3], "", steps[5]]
-    assert rows(early_training(records)) == [
-        [COMPARISON["paper"], "0", "64", "", "", "", "", "", "12.3 / 20", "never", "never"],
-        [COMPARISON["free"], "0", "32", *steps, "2,500", "never"],
-        [COMPARISON["free"], "2", "32", *steps[:2], "", "", "", "", "never", "never"],
-        [OURS["background-anchored-textured-1"], "1", "32", *every_other, "3,000", "2,000"],
-        [OURS["softmax-textured-0"], "0", "32", "10.0", "", "", "", "", "", "never", "never"],
-    ]
 
 
 def test_table_of_the_papers_presets():
@@ -365,7 +275,7 @@ def test_table_of_the_sweep_of_slot_attention():
     records = {
         "slot_attention_lr/lr-1e-3-warmup-200-3": other,
         "slot_attention_lr/lr-2e-4-warmup-2000-3": record,
-        "comparison/slot-attention-textured-0": record,
+        "partition/cut-0": record,
     }
     text = slot_attention_lr(records)
     assert text.startswith("2 runs, seeds 3, 8.5 to 8.5 minutes each")
@@ -376,30 +286,13 @@ def test_table_of_the_sweep_of_slot_attention():
     assert rows(slot_attention_lr({})) == []
 
 
-def test_table_of_blender_scenes():
-    records = {
-        "comparison/free-textured-0": run_record(
-            {"textured": scores_of(0.9)}, blender={"images": scores_of(0.5, num_images=7)}
-        ),
-        "blender/scratch-0": run_record(blender={"images": scores_of(0.75)}, steps=99),
-    }
-    found = rows(blender(records))
-    rest = ["41.0", "30.0", "33.0", "35.0", "123"]
-    assert found[0] == ["Blender scenes only", "decoder", "75.0", *rest, "99", "100"]
-    assert found[1] == ["", "refined", "77.0", "43.0", "32.0", "35.0", "37.0", "", "", ""]
-    assert found[2] == ["", "high-recall", "78.0", "44.0", "33.0", "36.0", "38.0", "", "", ""]
-    assert found[3] == ["", "partition", "65.0", "31.0", "20.0", "23.0", "25.0", "", "", ""]
-    assert found[4] == ["built-in scenes only", "decoder", "50.0", *rest, "12,345", "7"] and len(found) == 8
-    assert rows(blender({})) == []
-
-
 # ------------------------------------------------------------------------------------------------------------- records
 
 
 @pytest.fixture
 def runs(tmp_path):
-    """Run folders of a checkpoint and of an ablation, as training and evaluation leave them."""
-    for name, data in ((TEXTURED, "textured"), ("ablations/base-1", "textured:3-6")):
+    """Run folders of a reading of the temperature and of an ablation, as training and evaluation leave them."""
+    for name, data in ((TEXTURED, "textured:3-6"), ("ablations/base-1", "textured:3-6")):
         folder = tmp_path / "runs" / name
         (folder / "evaluation").mkdir(parents=True)
         logged = [
@@ -435,8 +328,7 @@ def test_record_of_a_run_folder(runs):
         "machine": MACHINE,
         "curve": [[40, 20.4, 0.3, 0.2], [60, 30.6, 0.6, 0.4]],
         "refined": [[60, 0.7, 0.5]],
-        "scores": {"textured": scores_of(0.96, 0.5)},
-        "blender": {},
+        "scores": {"textured:3-6": scores_of(0.96, 0.5)},
     }
 
 
@@ -446,21 +338,22 @@ def generated_parts(docs):
 
 
 def test_only_generated_parts_of_the_page_change(runs, docs):
-    names = [TEXTURED, "ablations/base-1", "ablations/base-2"]
+    names = [TEXTURED, "ablations/base-1", "paper/clevrtex-textured-1", "ablations/base-2"]
+    shutil.copytree(runs / TEXTURED, runs / names[2])
     write_results(runs, docs, names)
     records = json.loads((docs / "results.json").read_text())
-    assert records == {name: read_record(runs / name) for name in names[:2]}
+    assert records == {name: read_record(runs / name) for name in names[:3]}
     parts = generated_parts(docs)
     for make in GENERATED:
         assert parts[make.__name__] == make(records)
-    assert rows(parts["ours"])[0][2:6] == ["decoder", "96.0", "41.0", "50.0"]
+    assert rows(parts["temperature"])[0][3:] == ["textured:3-6, test", "96.0", "41.0", "50.0"]
     text = (docs / "results.md").read_text()
     for name, part in parts.items():
         text = text.replace(f"<!-- {name} -->\n{part}", f"<!-- {name} -->\nold\n")
     assert text == PAGE
-    with Image.open(docs / "img" / "results-curves.png") as image:
+    with Image.open(docs / "img" / "paper-curves.png") as image:
         assert image.width > 2 * image.height
-    assert [p.name for p in (docs / "img").iterdir()] == ["results-curves.png"], "there are no weights to visualise"
+    assert [p.name for p in (docs / "img").iterdir()] == ["paper-curves.png"], "there are no weights to visualise"
 
 
 def test_writing_twice_changes_nothing(runs, docs):
@@ -479,11 +372,11 @@ def test_page_is_made_from_records_alone(runs, docs):
 
 
 def test_records_without_a_run_folder_are_kept(runs, docs):
-    kept = {PLAIN: run_record({"plain": scores_of(0.9)}), **checkpoint_records(plain=scores_of(0.9))}
+    kept = {PLAIN: run_record({"plain:2-5": scores_of(0.9)}), **checkpoint_records(plain=scores_of(0.9))}
     (docs / "results.json").write_text(json.dumps(kept))
     write_results(runs, docs, [TEXTURED, PLAIN])
     parts = generated_parts(docs)
-    assert [row[0] for row in rows(parts["ours"])[::4]] == ["plain", "textured"]
+    assert [row[3] for row in rows(parts["temperature"])] == ["plain:2-5, test", "textured:3-6, test"]
     assert [row[0] for row in rows(parts["against_paper"])] == ["plain"] * 3
 
 
@@ -491,7 +384,7 @@ def test_unfinished_runs_are_left_out(runs, docs):
     (runs / TEXTURED / "done").unlink()
     write_results(runs, docs, [TEXTURED, "ablations/base-1"])
     assert list(json.loads((docs / "results.json").read_text())) == ["ablations/base-1"]
-    assert rows(generated_parts(docs)["ours"]) == []
+    assert rows(generated_parts(docs)["temperature"]) == []
     assert not (docs / "img").exists(), "there are no curves to draw"
 
 
