@@ -155,6 +155,8 @@ class PairDiscovery(Discovery):
 
 
 # The pairings map slots s (B, K, D) of the first frame and their partners r to the slots (B, 2, K, D) of both frames.
+# What they add to s and r is zero at first, so a model that begins with the weights of one of single frames decodes
+# what that one does.
 
 
 class JointPairing(nn.Module):
@@ -165,8 +167,8 @@ class JointPairing(nn.Module):
 
     def __init__(self, slot_dim: int, motion_dim: int) -> None:
         super().__init__()
-        self.joint = mlp(2 * slot_dim, motion_dim, slot_dim)
-        self.frames = nn.Linear(slot_dim, 2 * slot_dim)
+        self.joint = _zero_last(mlp(2 * slot_dim, motion_dim, slot_dim))
+        self.frames = _zero_last(nn.Linear(slot_dim, 2 * slot_dim))
 
     def forward(self, s: Tensor, r: Tensor) -> Tensor:
         joint = (s + r) / 2 + self.joint(torch.cat([s, r], -1))
@@ -183,7 +185,7 @@ class SharedPairing(nn.Module):
     def __init__(self, slot_dim: int, motion_dim: int, code_dim: int) -> None:
         super().__init__()
         self.code = nn.Linear(slot_dim, code_dim)
-        self.motion = mlp(slot_dim + code_dim, motion_dim, slot_dim)
+        self.motion = _zero_last(mlp(slot_dim + code_dim, motion_dim, slot_dim))
 
     def forward(self, s: Tensor, r: Tensor) -> Tensor:
         mean = (s + r) / 2
@@ -195,11 +197,19 @@ class SeparatePairing(nn.Module):
 
     def __init__(self, slot_dim: int, motion_dim: int) -> None:
         super().__init__()
-        self.motion = mlp(2 * slot_dim, motion_dim, 2 * slot_dim)
+        self.motion = _zero_last(mlp(2 * slot_dim, motion_dim, 2 * slot_dim))
 
     def forward(self, s: Tensor, r: Tensor) -> Tensor:
         pair = torch.cat([s, r], -1)
         return torch.stack((pair + self.motion(pair)).chunk(2, -1), 1)
+
+
+def _zero_last(layers: nn.Module) -> nn.Module:
+    """Return the layers with the last one, or the only one, set to zero."""
+    last = layers[-1] if isinstance(layers, nn.Sequential) else layers
+    for parameter in last.parameters():
+        nn.init.zeros_(parameter)
+    return layers
 
 
 def _build_pairing(pairing: Pairing, slot_dim: int, motion_dim: int, code_dim: int) -> nn.Module:

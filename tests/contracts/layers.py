@@ -45,7 +45,7 @@ from cutslots.programs.grid_cut import GridCut
 from cutslots.programs.matching import Matching, match_slots
 from cutslots.programs.min_cut import GraphMinCut, MinCut
 from cutslots.programs.qp import EqualityQP
-from tests.models.configs import IMAGES, PAIRS, SPACETIME
+from tests.models.configs import IMAGES, PAIRS, SPACETIME, randomize_zeros
 from tests.modules.small_vits import make_vit
 
 Group = dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]  # name to constructor and shape of an input
@@ -94,7 +94,8 @@ class Pairings(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pairings = nn.ModuleList([JointPairing(4, 5), SharedPairing(4, 5, 2), SeparatePairing(4, 5)])
+        pairings = JointPairing(4, 5), SharedPairing(4, 5, 2), SeparatePairing(4, 5)
+        self.pairings = nn.ModuleList(map(randomize_zeros, pairings))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return tuple(pairing(x[:, 0], x[:, 1]) for pairing in self.pairings)
@@ -244,7 +245,7 @@ def models() -> Group:
     return {
         "Discovery": (lambda: build(images), (3, *IMAGE)),
         "Discovery of features": (lambda: build(features()), (3, 8, 12)),
-        "PairDiscovery": (lambda: build(pairs), (2, 3, *IMAGE)),
+        "PairDiscovery": (lambda: randomize_zeros(build(pairs)), (2, 3, *IMAGE)),
         "pairings": (Pairings, (2, 3, 4)),
         "SpacetimeDiscovery": (lambda: build(clips), (FRAMES, 3, *IMAGE)),
     }

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from cutslots.models.discovery import DiscoveryConfig, DiscoveryOutput, build
 from cutslots.models.pair_discovery import PairDiscoveryConfig
@@ -87,8 +88,16 @@ CONFIGS = {
 
 
 def small_model(kind, **changes):
-    """Return an untrained model for "images", "pairs" or "spacetime" in evaluation mode."""
-    return build(replace(KINDS[kind], **changes)).eval()
+    """Return a model for "images", "pairs" or "spacetime" in evaluation mode, with random weights."""
+    return randomize_zeros(build(replace(KINDS[kind], **changes)).eval())
+
+
+def randomize_zeros(model):
+    """Return the model with random values for weights that begin with zeros, as those of pairings do."""
+    for parameter in model.parameters():
+        if not parameter.is_meta and not parameter.any():
+            nn.init.uniform_(parameter, -0.2, 0.2)
+    return model
 
 
 def random_input(config, batch=2):

@@ -30,6 +30,7 @@ from tests.models.configs import (
     assert_same,
     assert_trains,
     random_input,
+    randomize_zeros,
     run_seeded,
     small_model,
 )
@@ -40,7 +41,7 @@ SIZES = [(8, 8), (9, 9), (16, 16), (17, 24), (32, 10), (100, 37), (64, 96)]
 @pytest.mark.parametrize("name", CONFIGS)
 def test_forward_and_backward(name):
     config = CONFIGS[name]
-    model, image = build(config), random_input(config)
+    model, image = randomize_zeros(build(config)), random_input(config)
     output = model(image)
     K, D, (H, W) = config.slots.num_slots, config.slots.slot_dim, config.image_size
     grid = model.encoder.out_size((H, W))

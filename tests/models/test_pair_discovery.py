@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutslots.models.discovery import build
+from cutslots.models import discovery
 from cutslots.models.pair_discovery import PairDiscovery, PairDiscoveryConfig
 from cutslots.models.tracker import assignment
 from cutslots.modules.decoders import PixelShuffleDecoder
@@ -14,17 +14,26 @@ from cutslots.modules.slots import CutSlots
 from cutslots.programs.matching import Matching, match_slots
 from tests.conftest import DEVICES
 from tests.models.configs import (
+    IMAGES,
     PAIRS,
     SLOTS,
     SPACETIME_SLOTS,
     assert_same,
     assert_trains,
     clips,
+    randomize_zeros,
     run_seeded,
     small_model,
 )
 
 HALF_AREA = 0.03
+
+
+def build(config):
+    """Return a model with random weights."""
+    return randomize_zeros(discovery.build(config))
+
+
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -102,6 +111,28 @@ def test_an_image_is_a_pair_of_itself(pairing):
     assert torch.equal(output.slots, slots) and torch.equal(output.partition_masks, masks)
     for name, value in expected._asdict().items():
         assert torch.equal(getattr(output, name), value), name
+
+
+@pytest.mark.parametrize("pairing", ["joint", "shared", "separate"])
+def test_at_first_a_pair_is_decoded_as_single_frames(pairing):
+    """So training on pairs can begin with the weights of a model of single frames and loses nothing."""
+    images, pairs = discovery.build(IMAGES).eval(), discovery.build(replace(PAIRS, pairing=pairing)).eval()
+    pairs.load_state_dict(images.state_dict() | {k: v for k, v in pairs.state_dict().items() if "pairing" in k})
+    image = torch.rand(2, 3, 16, 16)
+    assert_same(run_seeded(pairs, image), run_seeded(images, image))
+    s, r = torch.randn(2, 2, 3, 16)
+    expected = torch.stack([s, r] if pairing == "separate" else 2 * [(s + r) / 2], 1)
+    torch.testing.assert_close(pairs.transform(s, r), expected)
+
+
+@pytest.mark.parametrize("pairing", ["joint", "shared", "separate"])
+def test_all_weights_are_trained_from_the_second_step_on(pairing):
+    model, image = discovery.build(replace(PAIRS, pairing=pairing)), clips()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    (model(image).reconstruction - image).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert_trains(model, (model(image).reconstruction - image).square().mean())
 
 
 @pytest.mark.parametrize("slots", ["cut", "attention"])
