@@ -2,6 +2,7 @@
 
     python -m experiments.results --docs docs                  # tables and curves again, from docs/results.json alone
     python -m experiments.results --docs docs --checkpoints    # evaluate and draw the checkpoints of this package first
+    python -m experiments.results --docs docs --textured-renders DIR --plain-renders DIR    # also on renders
 
 A generated part of the page lies between the lines <!-- NAME --> and <!-- end -->, NAME being a function below.
 
@@ -52,6 +53,8 @@ EVALUATIONS = (
     "cutslots evaluate tiny-64 --data plain:2-5 --num-images 128",
     "cutslots evaluate moving-128 --data moving --num-images 64",
 )
+# The checkpoints that are evaluated on renders, and the family that the renders resemble.
+RENDERED = {"plain-128": "plain", "textured-128": "textured", "textured-paper-128": "textured"}
 FAMILIES = ("plain", "textured", "ood", "camo")
 FIGURES = {  # file: checkpoint and family
     "results-plain.png": ("plain-128", "plain"),
@@ -126,13 +129,36 @@ def evaluate_checkpoints(docs: Path, commands: Iterable[str] = EVALUATIONS) -> N
     path = docs / "results.json"
     records: dict[str, Record] = json.loads(path.read_text()) if path.is_file() else {}
     for command in commands:
-        _, verb, checkpoint, *options = command.split()
-        with tempfile.TemporaryDirectory() as out:
-            arguments = [sys.executable, "-m", "cutslots", verb, checkpoint, *options, "--out", out]
-            subprocess.run(arguments, check=True)
-            scores = _scores(Path(out) / "results.json")
-        records[f"checkpoints/{checkpoint}"] = {"command": command, "machine": machine_facts(), "scores": scores}
+        checkpoint = command.split()[2]
+        record = {"command": command, "machine": machine_facts(), "scores": _evaluate(command.split()[1:])}
+        records[f"checkpoints/{checkpoint}"] = records.get(f"checkpoints/{checkpoint}", {}) | record
         write_records(path, records)
+
+
+def evaluate_renders(docs: Path, renders: dict[str, Path]) -> None:
+    """Evaluate the checkpoints on the last renders of the family that they are for, and add it to their records.
+
+    No command is recorded: renders are not part of this project.
+    """
+    from experiments.study import last_images
+    from experiments.table import machine_facts
+
+    path = docs / "results.json"
+    records: dict[str, Record] = json.loads(path.read_text())
+    for checkpoint, family in RENDERED.items():
+        if family in renders:
+            with tempfile.TemporaryDirectory() as folder:
+                data = last_images(renders[family], Path(folder))
+                (scores,) = _evaluate(["evaluate", checkpoint, "--data", str(data)]).values()
+            records[f"checkpoints/{checkpoint}"]["renders"] = {"machine": machine_facts(), "scores": scores}
+            write_records(path, records)
+
+
+def _evaluate(words: list[str]) -> dict[str, Any]:
+    """Return the metrics that a command of `cutslots evaluate` writes, by dataset."""
+    with tempfile.TemporaryDirectory() as out:
+        subprocess.run([sys.executable, "-m", "cutslots", *words, "--out", out], check=True)
+        return _scores(Path(out) / "results.json")
 
 
 def fill(page: Path, records: dict[str, Record]) -> str:
@@ -491,14 +517,22 @@ def draw_images(folder: Path) -> None:
         write_atomically(folder / file, encode_png(grid))
 
 
-def main(docs: Path = Path("docs"), checkpoints: bool = False) -> None:
+def main(
+    docs: Path = Path("docs"),
+    checkpoints: bool = False,
+    textured_renders: Path | None = None,
+    plain_renders: Path | None = None,
+) -> None:
     """Write the tables and the curves of results.md again, from results.json.
 
-    With `checkpoints`, the checkpoints of this package are evaluated and their outputs drawn first.
+    With `checkpoints`, the checkpoints of this package are evaluated and their outputs drawn first. With renders,
+    folders with images/ and masks/, they are evaluated on the last of them.
     """
+    given = {"textured": textured_renders, "plain": plain_renders}
     if checkpoints:
         evaluate_checkpoints(docs)
         draw_images(docs / "img")
+    evaluate_renders(docs, {family: folder for family, folder in given.items() if folder is not None})
     write_results(None, docs)
 
 

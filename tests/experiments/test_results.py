@@ -5,6 +5,7 @@ import shutil
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -12,7 +13,7 @@ from cutslots.evaluation.labels import EVALUATED_MASKS
 from cutslots.models.checkpoints import save
 from cutslots.models.discovery import build
 from cutslots.training.presets import PRESETS
-from experiments import results
+from experiments import results, study
 from experiments.results import (
     EVALUATIONS,
     GENERATED,
@@ -465,3 +466,32 @@ def test_checkpoints_of_this_package_are_recorded():
                 values = [f"{100 * scores[prefix + metric]:.1f}" for metric in ("ari_fg", "ari", "miou")]
                 scenes = "" if family in ("plain:2-5", "moving") else f"| `{family}` "
                 assert f"{scenes}| {kind} | {' | '.join(values)} |" in card
+        assert ("renders" in record) == (checkpoint in results.RENDERED)
+        if "renders" in record:
+            assert_rendered_rows(card, record["renders"]["scores"])
+
+
+def assert_rendered_rows(card, scores):
+    for kind in ("decoder", "refined", "high-recall", "partition"):
+        prefix = EVALUATED_MASKS[kind].prefix
+        values = " | ".join(f"{100 * scores[prefix + metric]:.1f}" for metric in ("ari_fg", "ari", "miou"))
+        mse = f" {scores['mse']:.1f}" if kind == "decoder" else ""
+        assert re.search(rf"^\| rendered[^|]* \| {kind} \| {re.escape(values)} \|{mse} \|$", card, re.M), kind
+
+
+def test_renders_are_evaluated(tmp_path, monkeypatch):
+    """The last renders by the checkpoint of their family; the record keeps what it had."""
+    checkpoint, renders = tmp_path / "checkpoint", tmp_path / "renders"
+    checkpoint.mkdir()
+    save(build(dataclasses.replace(PRESETS["tiny"].model, image_size=(16, 16))), checkpoint)
+    for i in range(3):
+        for kind in ("images", "masks"):
+            (renders / kind).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((16, 16), i % 2, np.uint8)).save(renders / kind / f"{i}.png")
+    monkeypatch.setattr(study, "NUM_RENDERS", 2)
+    monkeypatch.setattr(results, "RENDERED", {str(checkpoint): "plain", "textured-128": "textured"})
+    results.write_records(tmp_path / "results.json", {f"checkpoints/{checkpoint}": {"command": "as before"}})
+    results.evaluate_renders(tmp_path, {"plain": renders})
+    record = json.loads((tmp_path / "results.json").read_text())[f"checkpoints/{checkpoint}"]
+    assert record["command"] == "as before" and record["renders"]["scores"]["num_images"] == 2
+    assert "date" in record["renders"]["machine"]
