@@ -80,7 +80,7 @@ COLOR_THRESHOLD = 0.45  # slots whose histograms differ by this or more are not 
 MIN_AREA = 0.003  # of the image; slots that win less are fragments
 VIDEO_BACKGROUND_THRESHOLD = 0.0  # off: no videos were evaluated with it yet
 
-# Chosen on 40 validation scenes of each family; see docs/results.md.
+# Chosen on 40 validation scenes of each family; see docs/inference.md.
 CAPACITY = 6.0  # of an edge between pixels of one color, in units of log-probability
 EDGE_SIGMA = 0.09  # a difference in color, summed over channels, that is an edge
 MIN_LOG_MASK = -10.0  # a mask below e^-10 is as good as none
