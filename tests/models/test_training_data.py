@@ -126,8 +126,8 @@ def test_scenes_are_familiar_and_photographs_are_not(name):
     assert model.training_data.description.startswith("rendered scenes of ")
     family, num_objects = FAMILIES[name]
     options = {"num_objects": num_objects} if num_objects else {}
-    scenes, _ = Scenes(family, "test", model.image_size[0], **options).get_batch(range(1 if family == "moving" else 16))
-    scenes = scenes[0, :16] if family == "moving" else scenes  # the frames of a video
+    scenes, _ = Scenes(family, "test", model.image_size[0], **options).get_batch(range(1 if family == "moving" else 8))
+    scenes = scenes[0, :8] if family == "moving" else scenes  # the frames of a video
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         predictions = model.predict(scenes)

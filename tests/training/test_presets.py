@@ -65,7 +65,7 @@ def with_vit(config, folder):
 def test_every_preset_trains_at_a_small_size(name, vit):
     config = replace(PRESETS[name].model, image_size=(24, 32))
     config = with_vit(config, vit) if name in FEATURES else config
-    model, image = build(config), random_input(config)
+    model, image = configs.randomize_zeros(build(config)), random_input(config)
     output = model(image)
     (output.reconstruction - (output.target if name in FEATURES else image)).square().mean().backward()
     for parameter, value in model.named_parameters():
