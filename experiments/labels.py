@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 import tyro
 from torch import Tensor
@@ -58,12 +57,13 @@ def lost_pixels(truth: Tensor, labels: Tensor) -> Tensor:
 
 
 def main(checkpoint: Annotated[str, tyro.conf.Positional], family: str = "textured", num_images: int = 48) -> None:
+    """Print the metrics of a teacher's labels for each pair of parameters."""
     textures: dict[str, Any] = {"textures": "flat"} if family == "textured" else {}
     teacher = load(checkpoint)
     scenes = Scenes(family, "val", teacher.image_size, **textures)
     print("| pixel_sigma | background_threshold | ARI-FG / mIoU | object pixels in the background |\n|---|---|---|---|")
     for (sigma, threshold), row in evaluate_labels(teacher, scenes, num_images).items():
-        ari_fg, miou, lost = (np.round(100 * row[name], 1) for name in ("ari_fg", "miou", "lost"))
+        ari_fg, miou, lost = (f"{100 * row[name]:.1f}" for name in ("ari_fg", "miou", "lost"))
         print(f"| {sigma} | {threshold} | {ari_fg} / {miou} | {lost} % |")
 
 
