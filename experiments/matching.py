@@ -6,19 +6,26 @@
     python -m experiments.matching ... --match none --no-write --figure areas-0      # draws matched frames of videos
 
 Runs begin with the encoder, slots and decoder of a checkpoint that finds objects in frames (`--initial`). What is
-learned is how slots of two frames are paired. For the paper's preset `movi`, movi-quarter begins with random weights
-and finds objects in frames with a decoder of low resolution (docs/progressive.md). movi-self learns its labels with the
-paper's decoder (docs/self_training.md), and movi-self-twice those of movi-self. movi-near and movi-areas begin with
-movi-self, movi-twice-areas with movi-self-twice. Every run on pairs is evaluated on whole videos with three
-associations: learned matching, the Hungarian algorithm on inner products of the same slots (the paper's baseline), and
-areas.
+learned is how slots of two frames are paired. Runs of the paper's preset `movi` begin with random weights, and with
+single frames:
+
+    movi-quarter, movi-self, movi-areas    a decoder of a quarter of the resolution (docs/progressive.md), self-training
+                                           with the paper's decoder (docs/self_training.md), then pairs
+    movi-half, movi-half-self              longer, with a decoder of half of the resolution, and self-training with it
+    movi-full-self                         self-training once more, with the paper's decoder
+    movi-labeled, movi-labeled-far         then pairs, with the labels of movi-full-self: adjacent frames, as in the
+                                           paper, or up to 8 apart
+    movi-pairs                             the same on adjacent frames without labels
+
+Every run on pairs is evaluated on whole videos with three associations: learned matching, the Hungarian algorithm on
+inner products of the same slots (the paper's baseline), and areas.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import tyro
 
@@ -57,21 +64,37 @@ MOVI_PAIRS = (
     "movi --num-images 24000 --batch-size 16 --max-steps 1500 --lr 2e-4 --lr-decay-steps 500 --warmup-steps 100 "
     "--eval-every 1500 --num-eval-images 240"
 )
+# Longer; pairs keep learning the labels of their frames, and areas count up to a larger one.
+LONG = f"{FRAMES} --batch-size 32 --loss.label-weight 0.03 --horizontal-flips --label-pixel-sigma 0.2"
+HALF = "--decoder.skipped-doublings 1"
+LONG_PAIRS = (
+    "movi --num-images 24000 --batch-size 16 --max-steps 3000 --lr 2e-4 --lr-decay-steps 1000 --warmup-steps 100 "
+    "--eval-every 1500 --num-eval-images 240 --match-half-area 0.1 --match-temperature 0.1"
+)
+PAIR_LABELS = "--loss.label-weight 0.03 --label-pixel-sigma 0.2 --label-background-threshold 1.5"
 MOVI = {
     "movi-quarter": f"{FRAMES} --batch-size 32 --max-steps 6000 --lr-decay-steps 9000 --decoder.skipped-doublings 2 "
     "--loss.blur 5 --loss.blur-steps 2000",
     "movi-self": f"{FRAMES} {PLAIN_SELF} --label-background-threshold 1.2",
-    "movi-self-twice": f"{FRAMES} {PLAIN_SELF} --label-background-threshold 1.5 --max-steps 8000 --lr-decay-steps 2000",
-    "movi-near": MOVI_PAIRS,
     "movi-areas": f"{MOVI_PAIRS} {AREAS}",
-    "movi-twice-areas": f"{MOVI_PAIRS} {AREAS}",
+    "movi-half": f"{FRAMES} --num-images 36000 --batch-size 32 --max-steps 20000 --lr-decay-steps 6000 "
+    f"--eval-every 4000 {HALF}",
+    "movi-half-self": f"{LONG} --max-steps 8000 --lr-decay-steps 2000 --eval-every 2000 {HALF} "
+    "--label-background-threshold 1.2",
+    "movi-full-self": f"{LONG} --max-steps 5000 --lr-decay-steps 1250 --eval-every 2500 "
+    "--label-background-threshold 1.5",
+    "movi-labeled": f"{LONG_PAIRS} {PAIR_LABELS}",
+    "movi-labeled-far": f"{LONG_PAIRS} {PAIR_LABELS} {FAR}",
+    "movi-pairs": LONG_PAIRS,
 }
 BEFORE = {
     "movi-self": "movi-quarter",
-    "movi-self-twice": "movi-self",
-    "movi-near": "movi-self",
     "movi-areas": "movi-self",
-    "movi-twice-areas": "movi-self-twice",
+    "movi-half-self": "movi-half",
+    "movi-full-self": "movi-half-self",
+    "movi-labeled": "movi-full-self",
+    "movi-labeled-far": "movi-full-self",
+    "movi-pairs": "movi-full-self",
 }
 NAMES = {
     "near": "neighbouring frames, joint pairing (the paper)",
@@ -80,9 +103,10 @@ NAMES = {
     "far-projection": "up to 8 apart, learned projection",
     "areas": "up to 8 apart, areas, temperature 0.1",
     "areas-projection": "up to 8 apart, areas, temperature 0.1, learned projection",
-    "movi-near": "preset `movi`, neighbouring frames",
     "movi-areas": "preset `movi`, up to 8 apart, areas, temperature 0.1",
-    "movi-twice-areas": "the same after self-training twice",
+    "movi-pairs": "preset `movi`, longer, neighbouring frames, areas, temperature 0.1",
+    "movi-labeled": "the same with labels",
+    "movi-labeled-far": "the same with labels, up to 8 apart",
 }
 ASSOCIATIONS = ("learned", "hungarian", "area")
 METRICS = {
@@ -108,14 +132,13 @@ def run_config(name: str, options: MatchingOptions) -> TrainConfig:
     if options.quick:
         return make_quick(at_full_resolution(without_labels(config)))
     before = str(options.runs.resolve() / f"{BEFORE[change]}-{seed}") if change in BEFORE else options.initial
-    config = replace(config, teacher=before if change.startswith("movi-self") else None)
-    return replace(config, init_from=None if change == "movi-quarter" else before)
+    config = replace(config, teacher=before if cast(Any, config.loss).label_weight else None)
+    return replace(config, init_from=None if change in MOVI and change not in BEFORE else before)
 
 
 def test_data(name: str, options: Options) -> dict[str, str]:
     """Return the test videos for each association; none for models of single frames."""
-    on_frames = name.startswith(("movi-quarter", "movi-self"))
-    return {} if on_frames else dict.fromkeys(ASSOCIATIONS, "moving")
+    return dict.fromkeys(ASSOCIATIONS, "moving") if name.rsplit("-", 1)[0] in NAMES else {}
 
 
 def table(results: dict[str, Any]) -> str:

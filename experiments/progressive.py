@@ -19,7 +19,7 @@ The variants:
     full-textures    preset `clevrtex` with full textures from the first step, without self-training
     graph-ocl        preset `graph-ocl`, the authors' released code, without self-training
     plain            preset `clevr` on plain scenes; self-training, three times, follows the second stage
-    plain-direct     the same at full resolution from the first step, with self-training once and for longer
+    plain-long       the same for longer: half of the resolution, self-training with it, then with the paper's decoder
 """
 
 from __future__ import annotations
@@ -50,13 +50,16 @@ STAGES = {
     "self-1": f"--batch-size 16 --max-steps 3000 --lr-decay-steps 1000 {LABELS}",
     "self-2": f"--batch-size 16 --max-steps 6000 --lr-decay-steps 2000 {SECOND_LABELS}",
 }
+HALF = "--decoder.skipped-doublings 1"
+PLAIN_LONG = "--batch-size 32"
 PLAIN_LABELS = "--loss.label-weight 0.03 --horizontal-flips --label-pixel-sigma 0.2"  # no textures to flatten
 PLAIN_SELF = f"--batch-size 16 --max-steps 4000 --lr-decay-steps 1000 {PLAIN_LABELS}"
 PLAIN_STAGES = {
     "plain": dict.fromkeys(("self-1", "self-2", "self-3"), PLAIN_SELF),
-    "plain-direct": {
-        "direct": "--batch-size 32 --max-steps 19200 --lr-decay-steps 8000",
-        "self-1": f"--batch-size 32 --max-steps 8000 --lr-decay-steps 2000 {PLAIN_LABELS}",
+    "plain-long": {
+        "half": f"{PLAIN_LONG} --num-images 32000 --max-steps 30000 --lr-decay-steps 9000 --eval-every 3000 {HALF}",
+        "self-1": f"{PLAIN_LONG} --max-steps 10000 --lr-decay-steps 2500 --eval-every 2500 {PLAIN_LABELS} {HALF}",
+        "self-2": f"{PLAIN_LONG} --max-steps 12000 --lr-decay-steps 3000 --eval-every 2000 {PLAIN_LABELS}",
     },
 }
 UP_TO_FULL = ("quarter", "half", "full")
@@ -67,7 +70,7 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...], tuple[int, ...]]] = {  # options
     "full-textures": ("clevrtex", UP_TO_FULL, (0,)),
     "graph-ocl": ("graph-ocl --precision bf16-mixed", UP_TO_FULL, (0,)),
     "plain": ("clevr", ("quarter", "half", "self-1", "self-2", "self-3"), (0,)),
-    "plain-direct": ("clevr", ("direct", "self-1"), (0,)),
+    "plain-long": ("clevr", ("half", "self-1", "self-2"), (0,)),
 }
 NAMES = {
     "cut-full": "`clevrtex`",
@@ -80,8 +83,9 @@ NAMES = {
     "plain-self-1": "`clevr`, self-training",
     "plain-self-2": "`clevr`, self-training twice",
     "plain-self-3": "`clevr`, self-training three times",
-    "plain-direct-direct": "`clevr`, full resolution",
-    "plain-direct-self-1": "`clevr`, full resolution, self-training",
+    "plain-long-half": "`clevr`, longer, half resolution",
+    "plain-long-self-1": "`clevr`, longer, half resolution, self-training",
+    "plain-long-self-2": "`clevr`, longer, self-training twice",
 }
 
 
@@ -119,9 +123,9 @@ def at_full_resolution(config: TrainConfig) -> TrainConfig:
 
 
 def test_data(name: str, options: Options) -> dict[str, str]:
-    """Return the test data of a run: every family that its variant is for, from full resolution on."""
+    """Return the test data of a run: every family that its variant is for, if it is in the table."""
     variant, stage, _ = split_name(name)
-    if stage in ("quarter", "half"):
+    if f"{variant}-{stage}" not in NAMES:
         return {}
     return {each: each for each in families(variant)}
 
@@ -142,14 +146,14 @@ def table(results: dict[str, Any]) -> str:
 
 
 def chain(name: str) -> list[str]:
-    """Return the runs that lead to a run, and the run. Variants without a first stage begin with that of `cut`.
+    """Return the runs that lead to a run, and the run. `penalty` begins with the first stage of `cut`.
 
     >>> chain("penalty-full-1")
     ['cut-quarter-1', 'penalty-half-1', 'penalty-full-1']
     """
     variant, stage, seed = split_name(name)
     stages = VARIANTS[variant][1]
-    first = [f"cut-quarter-{seed}"] if stages[0] == "half" else []  # only a first stage begins with random weights
+    first = [f"cut-quarter-{seed}"] if variant == "penalty" else []  # it has no first stage of its own
     return first + [f"{variant}-{each}-{seed}" for each in stages[: stages.index(stage) + 1]]
 
 

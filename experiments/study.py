@@ -1,7 +1,7 @@
 """Studies: runs of `cutslots train` that differ in a few options, the data each is evaluated on, and one table.
 
 Every study has the same options. A run that is stopped is resumed by the same command. docs/NAME.json collects the
-records, and the table of docs/NAME.md is made of it.
+records, also of runs whose folders are elsewhere, and the table of docs/NAME.md is made of it.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ def run_study(study: Study, options: Options) -> None:
     complete = run_all(study, options)
     results, docs = collect(study, options.runs), options.docs
     if options.write and results:
+        results = with_earlier(study, results, docs / f"{study.name}.json")
         write_atomically(docs / f"{study.name}.json", json.dumps(results, indent=1).encode())
         write_table(docs / f"{study.name}.md", study.table(results))
         draw_curves(study.curves, study.joined(results), docs / "img" / f"{study.name}-curves.png")
@@ -276,6 +277,12 @@ def collect(study: Study, runs: Path) -> dict[str, Any]:
             test = {data: values for data, values in found.items() if values is not None}
             results[name] = json.loads((folder / "done").read_text()) | {"test": test, "curve": curve(folder)}
     return results
+
+
+def with_earlier(study: Study, results: dict[str, Any], record: Path) -> dict[str, Any]:
+    """Return results with those in the record of runs whose folders are not here, in the order of the study."""
+    known = (json.loads(record.read_text()) if record.is_file() else {}) | results
+    return {name: known[name] for name in study.run_names if name in known}
 
 
 def curve(folder: Path) -> list[list[float]]:

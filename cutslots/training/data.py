@@ -56,9 +56,8 @@ def open_training_data(config: RunConfig, fabric: Fabric) -> Dataset:
 def training_data(config: RunConfig, fabric: Fabric) -> Dataset:
     """Return the images, or clips, of the training split, in memory if they fit."""
     data, title = open_training_data(config, fabric), f"{data_text(config.data)}, train"
-    samples = training_samples(_load(data, config, fabric, title), config)
-    flat = _flat_scenes(data, config)
-    return with_labels(samples, config, fabric, title, (flat or data).fingerprint(), flat)
+    loaded, flat = _load(data, config, fabric, title), _flat_scenes(data, config)
+    return training_samples(with_labels(loaded, config, fabric, title, (flat or data).fingerprint(), flat), config)
 
 
 def _flat_scenes(data: Any, config: RunConfig) -> Scenes | None:

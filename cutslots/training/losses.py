@@ -39,7 +39,7 @@ class Loss:
     """Base class of losses. Subclasses implement `__call__`."""
 
     needs_image = True  # False: `image` may be anything, such as cached features in its place
-    label_weight: float = 0.0  # of the labels of a teacher; a loss that has some takes `labels` (B, H, W)
+    label_weight: float = 0.0  # of the labels of a teacher; a loss that has some takes `labels` (B, [T,] H, W)
 
     def validate(self, model: Discovery) -> None:
         """Raise a ValueError if the loss does not fit the model."""
@@ -185,18 +185,19 @@ def mask_cross_entropy(masks: Tensor, target: Tensor) -> Tensor:
 
 
 def label_cross_entropy(output: DiscoveryOutput, labels: Tensor) -> Tensor:
-    """Return the cross-entropy of the masks of decoder and slot module, added, given labels (B, H, W).
+    """Return the cross-entropy of the masks of decoder and slot module, added, given labels (B, [T,] H, W).
 
-    Labels are slots of another model: each goes to the slot whose mask it overlaps most. A pixel weighs in inverse
-    proportion to the square root of the area of its label, so that a large background does not outweigh objects.
+    Labels are slots of another model: each goes to the slot whose mask it overlaps most, in every frame on its own. A
+    pixel weighs in inverse proportion to the square root of the area of its label, so that a large background does not
+    outweigh objects.
     """
-    K = output.masks.shape[1]
-    target = one_hot(labels.long(), K).movedim(-1, 1).float()  # (B, L, H, W), as many labels as slots
+    masks, partition_masks = (x.flatten(0, -4) for x in (output.masks, output.partition_masks))
+    target = one_hot(labels.flatten(0, -3).long(), masks.shape[1]).movedim(-1, 1).float()  # as many labels as slots
     area = target.mean((2, 3), keepdim=True)
     weight = (target * area.clamp(min=1e-6).rsqrt()).sum(1, keepdim=True)
-    label = match_labels(target, output.masks)[:, :, None, None].expand_as(target)
+    label = match_labels(target, masks)[:, :, None, None].expand_as(target)
     target = target.gather(1, label) * (weight / weight.mean((2, 3), keepdim=True))
-    return mask_cross_entropy(output.masks, target) + mask_cross_entropy(output.partition_masks, target)
+    return mask_cross_entropy(masks, target) + mask_cross_entropy(partition_masks, target)
 
 
 @torch.no_grad()

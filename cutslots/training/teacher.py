@@ -5,7 +5,8 @@ images with the refined masks of a checkpoint, and the loss teaches the model th
 differ from image to image, so that the model can get better than its teacher; then it can be the next teacher.
 
 `LabeledImages` returns images (B, 4, H, W): the fourth channel is the label of each pixel, a slot of the teacher. The
-loader flips and crops it with the image. With `cache_dir` labels are written to a file, for other runs:
+loader flips and crops it with the image. Frames of videos are labelled one by one: a label is not the same object in
+every frame. With `cache_dir` labels are written to a file, for other runs:
 
     CACHE_DIR/labels-KEY.npz    "labels", (N, H, W) uint8; KEY depends on the teacher, its refinement and the images
 """
@@ -17,7 +18,7 @@ import inspect
 import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -27,7 +28,8 @@ from torch import Tensor
 import cutslots
 from cutslots.data.builtin import TexturedSceneConfig
 from cutslots.data.memory import fits_in_memory
-from cutslots.dataset import Dataset, Indices, Sample, check_indices
+from cutslots.data.video import VideoFrames
+from cutslots.dataset import Dataset, Indices, Sample, VideoDataset, check_indices
 from cutslots.files import errors_name_path, locked, progress, write_atomically
 from cutslots.models.checkpoints import checkpoint_file, load
 from cutslots.models.discovery import Discovery, check_finite
@@ -40,47 +42,60 @@ FORMAT = 1
 IMAGES_PER_BATCH = {"cuda": 256}  # labelled at once; 16 on other devices
 
 
-class LabeledImages(Dataset):
-    """Images with the labels of a teacher as a fourth channel: (B, 4, H, W) uint8. Masks are empty."""
+class LabeledImages(VideoDataset):
+    """Images, or videos, with the labels (N, [T,] H, W) of a teacher as a fourth channel: (B, [T,] 4, H, W) uint8.
+
+    Masks are empty.
+    """
 
     has_masks = False
 
     def __init__(self, data: Dataset, labels: Tensor) -> None:
-        self.data, self.labels, self.image_size = data, labels, data.image_size
+        self.data, self.labels, self.image_size, self.frames = data, labels, data.image_size, data.frames
 
     def __len__(self) -> int:
         return len(self.data)
 
     def get_batch(self, indices: Indices, device: torch.device | str = "cpu") -> Sample:
-        rows = torch.from_numpy(check_indices(indices, len(self)))
-        image = self.data.get_batch(indices, device).image
+        return self._with_labels(self.data.get_batch(indices, device).image, check_indices(indices, len(self)))
+
+    def get_frames(self, videos: Indices, frames: Indices, device: torch.device | str = "cpu") -> Sample:
+        at = check_indices(videos, len(self)), check_indices(frames, self.frames)
+        image = cast(VideoDataset, self.data).get_frames(videos, frames, device).image
+        return self._with_labels(image, *at[: self.labels.ndim - 2])
+
+    def _with_labels(self, image: Tensor, *indices: np.ndarray) -> Sample:
+        at = tuple(torch.from_numpy(each) for each in indices)
         if self.labels.is_cuda:
-            rows = rows.pin_memory().to(self.labels.device, non_blocking=True)
-        labels = self.labels[rows].to(device)[:, None]
-        return Sample(torch.cat([image, labels], 1), torch.zeros(len(image), 0, 0, dtype=torch.uint8, device=device))
+            at = tuple(each.pin_memory().to(self.labels.device, non_blocking=True) for each in at)
+        labels = self.labels[at].to(image.device).unsqueeze(-3)
+        no_masks = torch.zeros(*image.shape[:-3], 0, 0, dtype=torch.uint8, device=image.device)
+        return Sample(torch.cat([image, labels], -3), no_masks)
 
 
 def split_labels(image: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the images (B, 3, H, W) and the labels (B, H, W) of a batch of `LabeledImages`."""
-    return image[:, :3], image[:, 3]
+    """Return the images (B, [T,] 3, H, W) and the labels (B, [T,] H, W) of a batch of `LabeledImages`."""
+    return image[..., :3, :, :], image[..., 3, :, :]
 
 
 def with_labels(
     data: Dataset, config: RunConfig, fabric: Fabric, title: str, fingerprint: str | None, seen: Dataset | None = None
 ) -> Dataset:
-    """Return the images with the labels of the run's teacher; without a teacher, the images.
+    """Return the images, or videos, with the labels of the run's teacher; without a teacher, as they are.
 
     The teacher sees the images, or others in their place: `seen`. `fingerprint` is that of what it sees.
     """
     if config.teacher is None:
         return data
     seen, path = data if seen is None else seen, _cache_path(fingerprint, config, fabric)
+    images = VideoFrames(cast(VideoDataset, seen)) if seen.frames > 1 else seen
     if path is None:
-        labels = _label(seen, config, fabric, title)
+        labels = _label(images, config, fabric, title)
     else:
         with fabric.rank_zero_first(local=True):  # one process labels, the others wait and read
-            labels = _cached_labels(path, seen, config, fabric, title)
+            labels = _cached_labels(path, images, config, fabric, title)
     kept = torch.from_numpy(labels)
+    kept = kept.unflatten(0, (len(seen), seen.frames)) if seen.frames > 1 else kept
     return LabeledImages(data, kept.to(fabric.device) if fits_in_memory(kept.nbytes, fabric.device) else kept)
 
 
@@ -123,8 +138,6 @@ def _check_no_teacher(config: RunConfig, loss: Loss) -> None:
 def _check_images(config: RunConfig) -> None:
     """Raise a ValueError if the images of a run change over time: labels are those of fixed images."""
     data: Any = config.data
-    if config.frames > 1:
-        raise ValueError(f"teacher is {config.teacher}; a model of {config.frames} frames expects none")
     if config.num_images == "endless":
         raise ValueError("num_images is endless; expected a number: --teacher labels images before training")
     if isinstance(data, TexturedSceneConfig) and (data.texture_ramp_end or data.low_contrast):

@@ -219,8 +219,9 @@ def test_the_first_run_of_preset_movi_begins_with_random_weights(tmp_path):
         config.validate()
         before = matching.BEFORE.get(stage)
         assert config.init_from == (None if before is None else str(tmp_path / f"{before}-1")) and config.seed == 1
-        on_frames = stage in ("movi-quarter", "movi-self", "movi-self-twice")
-        assert (config.teacher is not None) == bool(config.loss.label_weight) == stage.startswith("movi-self")
+        on_frames = config.model.frames == 1
+        assert config.teacher == (config.init_from if config.loss.label_weight else None)
+        assert bool(config.loss.label_weight) == ("self" in stage or "labeled" in stage)
         assert matching.test_data(f"{stage}-1", options) == (
             {} if on_frames else dict.fromkeys(matching.ASSOCIATIONS, "moving")
         )
@@ -240,14 +241,15 @@ def test_every_stage_begins_with_the_one_before(tmp_path):
         variant, stage, seed = progressive.split_name(name)
         config = progressive.run_config(name, options)
         config.validate()
-        begins = {("plain", "self-1"): "half", ("plain-direct", "self-1"): "direct"}
+        begins = {("plain", "self-1"): "half", ("plain-long", "self-1"): "half", ("plain-long", "half"): None}
         before = begins.get((variant, stage), BEFORE.get(stage))
         shared = "cut" if (variant, stage) == ("penalty", "half") else variant
         expected = [] if before is None else [tmp_path / f"{shared}-{before}-{seed}"]
         needed = study.needed_runs(config, tmp_path)
         assert needed == (2 * expected if stage.startswith("self") else expected)
         assert all(path.name in progressive.RUN_NAMES for path in needed)
-        assert config.model.decoder.skipped_doublings == {"quarter": 2, "half": 1}.get(stage, 0)
+        low = stage == "half" or (variant, stage) == ("plain-long", "self-1")
+        assert config.model.decoder.skipped_doublings == (2 if stage == "quarter" else int(low))
         assert (config.teacher is not None) == bool(config.loss.label_weight) == stage.startswith("self")
 
 
@@ -259,7 +261,7 @@ def test_stages_are_those_of_the_presets_but_for_the_resolution_of_the_decoder(t
         if variant == "softmax":
             assert model.slots.partition != PRESETS["clevrtex"].model.slots.partition
             model = replace(model, slots=PRESETS["clevrtex"].model.slots)
-        expected = {"plain": "clevr", "plain-direct": "clevr", "graph-ocl": "graph-ocl"}.get(variant, "clevrtex")
+        expected = {"plain": "clevr", "plain-long": "clevr", "graph-ocl": "graph-ocl"}.get(variant, "clevrtex")
         assert model == PRESETS[expected].model, name
 
 

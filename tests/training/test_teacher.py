@@ -11,6 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from torch.nn import functional as F
 
 from cutslots import Scenes, load
+from cutslots.data.video import Clips
 from cutslots.devices import make_fabric
 from cutslots.models.discovery import DiscoveryOutput
 from cutslots.models.refinement import refine_masks
@@ -69,6 +70,21 @@ def test_labels_are_a_fourth_channel(checkpoint):
 
 def test_without_a_teacher_there_are_no_labels():
     assert training_data(small(None), fabric()).get_batch([0]).image.shape == (1, 3, 16, 16)
+
+
+def test_frames_of_clips_have_labels(checkpoint):
+    config = taught(None, checkpoint, data="moving", model="pair-discovery", num_images=48, max_frame_gap=2)
+    data = training_data(config, fabric())
+    image, labels = split_labels(data.get_batch([0, 23, 50]).image)
+    clips = Clips(Scenes("moving", size=16, count=2), 2, 2)  # frames 0 and 1, 0 and 2 of the first video; the second
+    assert torch.equal(image, clips.get_batch([0, 23, 50]).image)
+    with torch.no_grad():
+        expected = label_images(load(checkpoint), image.flatten(0, 1))
+    assert labels.shape == (3, 2, 16, 16) and torch.equal(labels.flatten(0, 1), expected)
+    videos, labels = split_labels(data.videos.get_batch([1]).image)
+    assert torch.equal(videos, Scenes("moving", size=16, count=2).get_batch([1]).image)
+    with torch.no_grad():
+        assert torch.equal(labels[0], label_images(load(checkpoint), videos[0]))
 
 
 def test_images_that_are_mixed_in_have_labels_too(checkpoint):
@@ -203,6 +219,15 @@ def test_numbers_of_labels_do_not_matter():
     torch.testing.assert_close(*found)
 
 
+def test_frames_of_clips_are_labelled_on_their_own():
+    masks, partition_masks = (torch.randn(2, 2, 3, n, n).softmax(2) for n in (8, 4))
+    labels = torch.randint(0, 3, (2, 2, 8, 8))
+    output = SimpleNamespace(masks=masks, partition_masks=partition_masks)
+    frames = SimpleNamespace(masks=masks.flatten(0, 1), partition_masks=partition_masks.flatten(0, 1))
+    expected = label_cross_entropy(frames, labels.flatten(0, 1))
+    torch.testing.assert_close(label_cross_entropy(output, labels), expected)
+
+
 def test_masks_equal_to_the_labels_have_no_loss():
     labels = random_masks().argmax(1)
     masks = F.one_hot(labels, 4).movedim(-1, 1).float()
@@ -248,6 +273,19 @@ def test_a_run_learns_its_teachers_labels(tmp_path, checkpoint):
     with torch.no_grad():
         labels = label_images(load(checkpoint), image)
         far, near = (label_cross_entropy(load(run)(image), labels) for run in (without, with_labels))
+    assert near < 0.8 * far
+
+
+@pytest.mark.parametrize("model", ["pair-discovery", "spacetime-discovery"])
+def test_a_model_of_clips_learns_the_labels_of_a_teacher_of_images(tmp_path, checkpoint, model):
+    partition = {"slots__partition": "spacetime-cut"} if model == "spacetime-discovery" else {}
+    options = {"data": "moving", "model": model, "num_images": 24, "num_eval_images": 24, "max_steps": 40} | partition
+    with_labels = train(taught(tmp_path / "a", checkpoint, horizontal_flips=True, eval_every=40, **options))
+    without = train(small(tmp_path / "b", eval_every=40, **options))
+    clips = Clips(Scenes("moving", size=16, count=1), 2).get_batch(range(8)).image
+    with torch.no_grad():
+        labels = label_images(load(checkpoint), clips.flatten(0, 1)).unflatten(0, (8, 2))
+        far, near = (label_cross_entropy(load(run)(clips), labels) for run in (without, with_labels))
     assert near < 0.8 * far
 
 
