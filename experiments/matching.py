@@ -11,11 +11,10 @@ single frames:
 
     movi-quarter, movi-self, movi-areas    a decoder of a quarter of the resolution (docs/progressive.md), self-training
                                            with the paper's decoder (docs/self_training.md), then pairs
-    movi-half, movi-half-self              longer, with a decoder of half of the resolution, and self-training with it
-    movi-full-self                         self-training once more, with the paper's decoder
-    movi-labeled, movi-labeled-far         then pairs, with the labels of movi-full-self: adjacent frames, as in the
-                                           paper, or up to 8 apart
-    movi-pairs                             the same on adjacent frames without labels
+    movi-half, movi-labeled                longer, with a decoder of half of the resolution, then pairs of adjacent
+                                           frames, as in the paper, with the labels of movi-half
+    movi-half-self, movi-full-self         self-training between the two, also with the paper's decoder
+    movi-full-labeled, movi-full-pairs     then pairs with the labels of movi-full-self, and without labels
 
 Every run on pairs is evaluated on whole videos with three associations: learned matching, the Hungarian algorithm on
 inner products of the same slots (the paper's baseline), and areas.
@@ -65,36 +64,34 @@ MOVI_PAIRS = (
     "--eval-every 1500 --num-eval-images 240"
 )
 # Longer; pairs keep learning the labels of their frames, and areas count up to a larger one.
-LONG = f"{FRAMES} --batch-size 32 --loss.label-weight 0.03 --horizontal-flips --label-pixel-sigma 0.2"
+LABELS = "--loss.label-weight 0.03 --label-pixel-sigma 1 --label-merge-threshold 0.1 --label-background-threshold 1.2"
+LONG = f"{FRAMES} --batch-size 32 {LABELS} --horizontal-flips"
 HALF = "--decoder.skipped-doublings 1"
 LONG_PAIRS = (
-    "movi --num-images 24000 --batch-size 16 --max-steps 3000 --lr 2e-4 --lr-decay-steps 1000 --warmup-steps 100 "
-    "--eval-every 1500 --num-eval-images 240 --match-half-area 0.1 --match-temperature 0.1"
+    "movi --num-images 14400 --batch-size 16 --max-steps 5000 --lr-decay-steps 1250 --warmup-steps 100 "
+    "--eval-every 2500 --num-eval-images 240 --match-half-area 0.1 --match-temperature 0.1"
 )
-PAIR_LABELS = "--loss.label-weight 0.03 --label-pixel-sigma 0.2 --label-background-threshold 1.5"
 MOVI = {
     "movi-quarter": f"{FRAMES} --batch-size 32 --max-steps 6000 --lr-decay-steps 9000 --decoder.skipped-doublings 2 "
     "--loss.blur 5 --loss.blur-steps 2000",
     "movi-self": f"{FRAMES} {PLAIN_SELF} --label-background-threshold 1.2",
     "movi-areas": f"{MOVI_PAIRS} {AREAS}",
-    "movi-half": f"{FRAMES} --num-images 36000 --batch-size 32 --max-steps 20000 --lr-decay-steps 6000 "
-    f"--eval-every 4000 {HALF}",
-    "movi-half-self": f"{LONG} --max-steps 8000 --lr-decay-steps 2000 --eval-every 2000 {HALF} "
-    "--label-background-threshold 1.2",
-    "movi-full-self": f"{LONG} --max-steps 5000 --lr-decay-steps 1250 --eval-every 2500 "
-    "--label-background-threshold 1.5",
-    "movi-labeled": f"{LONG_PAIRS} {PAIR_LABELS}",
-    "movi-labeled-far": f"{LONG_PAIRS} {PAIR_LABELS} {FAR}",
-    "movi-pairs": LONG_PAIRS,
+    "movi-half": f"{FRAMES} --num-images 36000 --batch-size 32 --max-steps 12539 "  # where it was stopped
+    f"--lr-decay-steps 6000 --eval-every 4000 {HALF}",
+    "movi-half-self": f"{LONG} --max-steps 8000 --lr-decay-steps 2000 --eval-every 2000 {HALF}",
+    "movi-full-self": f"{LONG} --max-steps 8000 --lr-decay-steps 2000 --eval-every 2000",
+    "movi-labeled": f"{LONG_PAIRS} {LABELS}",
+    "movi-full-labeled": f"{LONG_PAIRS} {LABELS}",
+    "movi-full-pairs": LONG_PAIRS,
 }
 BEFORE = {
     "movi-self": "movi-quarter",
     "movi-areas": "movi-self",
     "movi-half-self": "movi-half",
     "movi-full-self": "movi-half-self",
-    "movi-labeled": "movi-full-self",
-    "movi-labeled-far": "movi-full-self",
-    "movi-pairs": "movi-full-self",
+    "movi-labeled": "movi-half",
+    "movi-full-labeled": "movi-full-self",
+    "movi-full-pairs": "movi-full-self",
 }
 NAMES = {
     "near": "neighbouring frames, joint pairing (the paper)",
@@ -104,9 +101,9 @@ NAMES = {
     "areas": "up to 8 apart, areas, temperature 0.1",
     "areas-projection": "up to 8 apart, areas, temperature 0.1, learned projection",
     "movi-areas": "preset `movi`, up to 8 apart, areas, temperature 0.1",
-    "movi-pairs": "preset `movi`, longer, neighbouring frames, areas, temperature 0.1",
-    "movi-labeled": "the same with labels",
-    "movi-labeled-far": "the same with labels, up to 8 apart",
+    "movi-labeled": "preset `movi`, neighbouring frames with labels, areas, temperature 0.1",
+    "movi-full-labeled": "the same after self-training on single frames",
+    "movi-full-pairs": "the same without labels of pairs",
 }
 ASSOCIATIONS = ("learned", "hungarian", "area")
 METRICS = {

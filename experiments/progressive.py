@@ -20,6 +20,7 @@ The variants:
     graph-ocl        preset `graph-ocl`, the authors' released code, without self-training
     plain            preset `clevr` on plain scenes; self-training, three times, follows the second stage
     plain-long       the same for longer: half of the resolution, self-training with it, then with the paper's decoder
+    plain-taught     preset `clevr` on plain scenes from the first step on with the labels of the checkpoint `plain-128`
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ PLAIN_STAGES = {
         "self-2": f"{PLAIN_LONG} --max-steps 12000 --lr-decay-steps 3000 --eval-every 2000 {PLAIN_LABELS}",
     },
 }
+TAUGHT = f"{PLAIN_LONG} --max-steps 14000 --lr-decay-steps 3500 --eval-every 2000 --loss.label-weight 0.03"
+PLAIN_STAGES["plain-taught"] = {"taught": f"{TAUGHT} --horizontal-flips"}
+TEACHER = "plain-128"  # of plain-taught
 UP_TO_FULL = ("quarter", "half", "full")
 VARIANTS: dict[str, tuple[str, tuple[str, ...], tuple[int, ...]]] = {  # options, stages and seeds
     "cut": ("clevrtex", (*UP_TO_FULL, "self-1", "self-2"), SEEDS),
@@ -71,6 +75,7 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...], tuple[int, ...]]] = {  # options
     "graph-ocl": ("graph-ocl --precision bf16-mixed", UP_TO_FULL, (0,)),
     "plain": ("clevr", ("quarter", "half", "self-1", "self-2", "self-3"), (0,)),
     "plain-long": ("clevr", ("half", "self-1", "self-2"), (0,)),
+    "plain-taught": ("clevr", ("taught",), (0,)),
 }
 NAMES = {
     "cut-full": "`clevrtex`",
@@ -86,6 +91,7 @@ NAMES = {
     "plain-long-half": "`clevr`, longer, half resolution",
     "plain-long-self-1": "`clevr`, longer, half resolution, self-training",
     "plain-long-self-2": "`clevr`, longer, self-training twice",
+    "plain-taught-taught": "`clevr`, labels of `plain-128`",
 }
 
 
@@ -108,6 +114,8 @@ def run_config(name: str, options: Options) -> TrainConfig:
     config = replace(parse(" ".join(words)), seed=seed)
     if options.quick:  # the model of a quick run is another, and its images are too small to skip anything
         return make_quick(at_full_resolution(without_labels(config)))
+    if variant == "plain-taught":
+        return replace(config, teacher=TEACHER)
     if len(chain(name)) == 1:
         return config
     before = str(options.runs.resolve() / chain(name)[-2])

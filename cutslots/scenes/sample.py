@@ -183,7 +183,7 @@ def sample_scenes(
     # All attempts at a scene have the same number of objects. Otherwise crowded scenes would be rare.
     low, high = num_objects
     count = HashRNG(group, split, seed, at, 0 * at).choice("count", range(low, high + 1))
-    has_kernels = _has_kernels(at.device)
+    has_kernels = _has_kernels(at.device) and FAMILIES[family].frames == 1  # videos are simulated on the CPU
     remaining, attempt = np.arange(len(index)), 0
     accepted: list[Layout] = []
     keys: list[Tensor] = []  # of the accepted attempts

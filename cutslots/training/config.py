@@ -12,7 +12,7 @@ import tyro
 
 from cutslots.data.registry import DATASETS, DatasetConfig
 from cutslots.models.discovery import MODELS, ModelConfig
-from cutslots.models.refinement import BACKGROUND_THRESHOLD, PIXEL_SIGMA
+from cutslots.models.refinement import BACKGROUND_THRESHOLD, MERGE_THRESHOLD, PIXEL_SIGMA
 from cutslots.modules.encoders import ENCODERS, EncoderConfig
 from cutslots.registry import Range, Registry, Steps, check_option, options, plugins_of, validate_nested
 from cutslots.training.augment import BatchAugmentation
@@ -200,6 +200,8 @@ class TrainConfig(RunConfig):
     them (--loss.label-weight)."""
     label_pixel_sigma: Annotated[float, Range(1e-3, 1e3)] = PIXEL_SIGMA
     """Refinement of labels: standard deviation of a pixel's channel around its slot reconstruction."""
+    label_merge_threshold: Annotated[float, Range(-1, 1e3)] = MERGE_THRESHOLD
+    """Refinement of labels: a smaller threshold merges fewer slots with similar reconstructions; -1 merges none."""
     label_background_threshold: Annotated[float, Range(0, 1e3)] = BACKGROUND_THRESHOLD
     """Refinement of labels: a larger threshold merges more slots into the background; 0 merges none."""
     camouflage: Annotated[float, Range(0, 1)] = 0.0
@@ -224,7 +226,8 @@ class TrainConfig(RunConfig):
 
     @property
     def label_refinement(self) -> dict[str, float]:
-        return {"pixel_sigma": self.label_pixel_sigma, "background_threshold": self.label_background_threshold}
+        names = ("pixel_sigma", "merge_threshold", "background_threshold")
+        return {name: getattr(self, f"label_{name}") for name in names}
 
     @property
     def validates_on_videos(self) -> bool:

@@ -247,10 +247,11 @@ def test_every_stage_begins_with_the_one_before(tmp_path):
         expected = [] if before is None else [tmp_path / f"{shared}-{before}-{seed}"]
         needed = study.needed_runs(config, tmp_path)
         assert needed == (2 * expected if stage.startswith("self") else expected)
+        assert (config.teacher == progressive.TEACHER) == (variant == "plain-taught")
         assert all(path.name in progressive.RUN_NAMES for path in needed)
         low = stage == "half" or (variant, stage) == ("plain-long", "self-1")
         assert config.model.decoder.skipped_doublings == (2 if stage == "quarter" else int(low))
-        assert (config.teacher is not None) == bool(config.loss.label_weight) == stage.startswith("self")
+        assert (config.teacher is not None) == bool(config.loss.label_weight) == stage.startswith(("self", "taught"))
 
 
 def test_stages_are_those_of_the_presets_but_for_the_resolution_of_the_decoder(tmp_path):
@@ -261,7 +262,9 @@ def test_stages_are_those_of_the_presets_but_for_the_resolution_of_the_decoder(t
         if variant == "softmax":
             assert model.slots.partition != PRESETS["clevrtex"].model.slots.partition
             model = replace(model, slots=PRESETS["clevrtex"].model.slots)
-        expected = {"plain": "clevr", "plain-long": "clevr", "graph-ocl": "graph-ocl"}.get(variant, "clevrtex")
+        expected = {"plain": "clevr", "plain-long": "clevr", "plain-taught": "clevr", "graph-ocl": "graph-ocl"}.get(
+            variant, "clevrtex"
+        )
         assert model == PRESETS[expected].model, name
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cutslots.scenes import Scenes, materials, shapes
+from cutslots.scenes import Scenes, materials, physics, shapes
 from cutslots.scenes.sample import FAMILIES, SPLITS, HashRNG, sample_scenes
 from tests.conftest import DEVICES, needs_cuda
 
@@ -22,6 +22,20 @@ def test_a_scene_does_not_depend_on_the_batch(family):
         alone = sample_scenes(family, "train", 3, [index])
         for name, value in fields(alone, 0).items():
             assert np.array_equal(value, fields(together, row)[name]), name
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_videos_are_simulated_no_more_often_on_a_gpu(device, monkeypatch):
+    """Attempts are simulated on the CPU, whatever device renders: a batch of 64 videos makes one attempt each."""
+    counts, simulate = [], physics.simulate
+
+    def counted(rng, count, *rest):
+        counts.append(len(count))
+        return simulate(rng, count, *rest)
+
+    monkeypatch.setattr(physics, "simulate", counted)
+    sample_scenes("moving", "train", 0, np.arange(64), device=device)
+    assert counts[0] == 64 and all(count <= 64 for count in counts)
 
 
 def test_splits_seeds_and_families_share_no_scene():

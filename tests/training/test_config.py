@@ -26,6 +26,7 @@ def test_defaults():
         "mix_fraction": 0.25,
         "teacher": None,
         "label_pixel_sigma": 0.5,
+        "label_merge_threshold": 0.25,
         "label_background_threshold": 0.8,
         "camouflage": 0.0,
         "horizontal_flips": False,
