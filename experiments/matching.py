@@ -13,8 +13,11 @@ single frames:
                                            with the paper's decoder (docs/self_training.md), then pairs
     movi-half, movi-labeled                longer, with a decoder of half of the resolution, then pairs of adjacent
                                            frames, as in the paper, with the labels of movi-half
-    movi-half-self, movi-full-self         self-training between the two, also with the paper's decoder
-    movi-full-labeled, movi-full-pairs     then pairs with the labels of movi-full-self, and without labels
+    movi-tracks                            the same with labels that are tracks
+    movi-taught, movi-taught-tracks        single frames with the labels of `--initial`, then pairs with its tracks
+    movi-taught-labels                     pairs with labels of each frame on its own instead
+    movi-taught-projection                 tracks, and slots are matched by a learned projection
+    movi-brief-half, movi-brief            tracks, in small batches on a CPU, first with half of the resolution
 
 Every run on pairs is evaluated on whole videos with three associations: learned matching, the Hungarian algorithm on
 inner products of the same slots (the paper's baseline), and areas.
@@ -65,12 +68,16 @@ MOVI_PAIRS = (
 )
 # Longer; pairs keep learning the labels of their frames, and areas count up to a larger one.
 LABELS = "--loss.label-weight 0.03 --label-pixel-sigma 1 --label-merge-threshold 0.1 --label-background-threshold 1.2"
-LONG = f"{FRAMES} --batch-size 32 {LABELS} --horizontal-flips"
 HALF = "--decoder.skipped-doublings 1"
 LONG_PAIRS = (
     "movi --num-images 14400 --batch-size 16 --max-steps 5000 --lr-decay-steps 1250 --warmup-steps 100 "
     "--eval-every 2500 --num-eval-images 240 --match-half-area 0.1 --match-temperature 0.1"
 )
+TAUGHT = "--loss.label-weight 0.03 --label-merge-threshold 0.1 --label-background-threshold 1.2"
+TRACKS = "--loss.label-tracks"
+TAUGHT_PAIRS = f"{LONG_PAIRS} --max-frame-gap 3 {TAUGHT} --loss.label-background-weight 2.5"
+# On two CPU cores in an hour.
+BRIEF = f"{TAUGHT_PAIRS} {TRACKS} --num-images 2880 --batch-size 4 --lr 2e-4 --warmup-steps 50 --precision bf16-mixed"
 MOVI = {
     "movi-quarter": f"{FRAMES} --batch-size 32 --max-steps 6000 --lr-decay-steps 9000 --decoder.skipped-doublings 2 "
     "--loss.blur 5 --loss.blur-steps 2000",
@@ -78,20 +85,24 @@ MOVI = {
     "movi-areas": f"{MOVI_PAIRS} {AREAS}",
     "movi-half": f"{FRAMES} --num-images 36000 --batch-size 32 --max-steps 12539 "  # where it was stopped
     f"--lr-decay-steps 6000 --eval-every 4000 {HALF}",
-    "movi-half-self": f"{LONG} --max-steps 8000 --lr-decay-steps 2000 --eval-every 2000 {HALF}",
-    "movi-full-self": f"{LONG} --max-steps 8000 --lr-decay-steps 2000 --eval-every 2000",
     "movi-labeled": f"{LONG_PAIRS} {LABELS}",
-    "movi-full-labeled": f"{LONG_PAIRS} {LABELS}",
-    "movi-full-pairs": LONG_PAIRS,
+    "movi-tracks": f"{LONG_PAIRS} --max-frame-gap 3 {LABELS} {TRACKS} --loss.label-background-weight 2.5",
+    "movi-taught": f"{FRAMES} --num-images 14400 --batch-size 32 --max-steps 6000 --lr-decay-steps 3000 "
+    f"--eval-every 3000 {TAUGHT} {HALF}",
+    "movi-taught-tracks": f"{TAUGHT_PAIRS} {TRACKS}",
+    "movi-taught-labels": TAUGHT_PAIRS,
+    "movi-taught-projection": f"{TAUGHT_PAIRS} {TRACKS} --match-dim 64",
+    "movi-brief-half": f"{BRIEF} --max-steps 1200 --lr-decay-steps 1200 --eval-every 600 {HALF}",
+    "movi-brief": f"{BRIEF} --max-steps 1000 --lr-decay-steps 300 --eval-every 1000",
 }
 BEFORE = {
     "movi-self": "movi-quarter",
     "movi-areas": "movi-self",
-    "movi-half-self": "movi-half",
-    "movi-full-self": "movi-half-self",
     "movi-labeled": "movi-half",
-    "movi-full-labeled": "movi-full-self",
-    "movi-full-pairs": "movi-full-self",
+    "movi-tracks": "movi-half",
+    **dict.fromkeys(("movi-taught-tracks", "movi-taught-labels", "movi-taught-projection"), "movi-taught"),
+    "movi-brief-half": "movi-taught",
+    "movi-brief": "movi-brief-half",
 }
 NAMES = {
     "near": "neighbouring frames, joint pairing (the paper)",
@@ -102,8 +113,11 @@ NAMES = {
     "areas-projection": "up to 8 apart, areas, temperature 0.1, learned projection",
     "movi-areas": "preset `movi`, up to 8 apart, areas, temperature 0.1",
     "movi-labeled": "preset `movi`, neighbouring frames with labels, areas, temperature 0.1",
-    "movi-full-labeled": "the same after self-training on single frames",
-    "movi-full-pairs": "the same without labels of pairs",
+    "movi-tracks": "preset `movi`, up to 3 apart with tracks, areas, temperature 0.1",
+    "movi-taught-labels": "preset `movi`, up to 3 apart with labels of our network, areas, temperature 0.1",
+    "movi-taught-tracks": "preset `movi`, up to 3 apart with tracks of our network, areas, temperature 0.1",
+    "movi-taught-projection": "the same with a learned projection",
+    "movi-brief": "preset `movi`, briefly, with tracks of our network, areas, temperature 0.1",
 }
 ASSOCIATIONS = ("learned", "hungarian", "area")
 METRICS = {
@@ -129,7 +143,8 @@ def run_config(name: str, options: MatchingOptions) -> TrainConfig:
     if options.quick:
         return make_quick(at_full_resolution(without_labels(config)))
     before = str(options.runs.resolve() / f"{BEFORE[change]}-{seed}") if change in BEFORE else options.initial
-    config = replace(config, teacher=before if cast(Any, config.loss).label_weight else None)
+    teacher = options.initial if change.startswith(("movi-taught", "movi-brief")) else before
+    config = replace(config, teacher=teacher if cast(Any, config.loss).label_weight else None)
     return replace(config, init_from=None if change in MOVI and change not in BEFORE else before)
 
 

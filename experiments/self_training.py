@@ -108,7 +108,8 @@ def without_labels(config: TrainConfig) -> TrainConfig:
     if hasattr(data, "flat_teacher"):
         config = replace(config, data=replace(data, flat_teacher=False))
     refinement: dict[str, Any] = {f"label_{name}": DEFAULTS[name] for name in config.label_refinement}
-    return replace(config, **refinement, teacher=None, camouflage=0.0, loss=replace(loss, label_weight=0.0))
+    config = replace(config, **refinement, label_dilation=0, teacher=None, camouflage=0.0)
+    return replace(config, loss=replace(loss, label_weight=0.0, label_background_weight=1.0, label_tracks=False))
 
 
 def table(results: dict[str, Any]) -> str:

@@ -131,6 +131,16 @@ class RunConfig:
         return {}
 
     @property
+    def label_tracks(self) -> bool:
+        """Whether labels of videos are tracks."""
+        return False
+
+    @property
+    def label_dilation(self) -> int:
+        """Pixels by which the objects of labels grow over the background."""
+        return 0
+
+    @property
     def validates_on_videos(self) -> bool:
         """Whether videos are validated on as videos. Otherwise their frames are images."""
         return False
@@ -204,6 +214,8 @@ class TrainConfig(RunConfig):
     """Refinement of labels: a smaller threshold merges fewer slots with similar reconstructions; -1 merges none."""
     label_background_threshold: Annotated[float, Range(0, 1e3)] = BACKGROUND_THRESHOLD
     """Refinement of labels: a larger threshold merges more slots into the background; 0 merges none."""
+    label_dilation: Annotated[int, Range(0, 64)] = 0
+    """Pixels by which the objects of labels grow over the background."""
     camouflage: Annotated[float, Range(0, 1)] = 0.0
     """Augmentation: probability that the objects of an image, as the teacher labels them, take on the background's
     texture."""
@@ -223,6 +235,10 @@ class TrainConfig(RunConfig):
     def augmentation(self) -> BatchAugmentation:
         colors = (self.brightness_jitter, self.contrast_jitter, self.saturation_jitter, self.hue_jitter)
         return BatchAugmentation(self.min_crop_area, *colors, self.blur_probability, self.noise_sigma, self.camouflage)
+
+    @property
+    def label_tracks(self) -> bool:
+        return bool(getattr(self.loss, "label_tracks", False))
 
     @property
     def label_refinement(self) -> dict[str, float]:

@@ -40,6 +40,7 @@ class Loss:
 
     needs_image = True  # False: `image` may be anything, such as cached features in its place
     label_weight: float = 0.0  # of the labels of a teacher; a loss that has some takes `labels` (B, [T,] H, W)
+    label_tracks = False  # whether a label is the same object in all frames of a clip
 
     def validate(self, model: Discovery) -> None:
         """Raise a ValueError if the loss does not fit the model."""
@@ -79,6 +80,12 @@ class MSEConfig(LossConfig):
     """Step at which this term sets in; it rises linearly over as many steps again."""
     label_weight: Annotated[float, Range(0, 65_536)] = 0.0
     """Weight of the cross-entropy of all masks given the labels of a teacher (--teacher); 0 for none."""
+    label_background_weight: Annotated[float, Range(0, 65_536)] = 1.0
+    """Factor on the weight of background pixels, those of the largest label, in this term. Above 1, masks of objects
+    are narrower."""
+    label_tracks: bool = False
+    """Labels of videos are tracks: the teacher's slots are associated over time, and a label goes to one slot for all
+    frames of a clip. Otherwise every frame is labelled on its own."""
 
 
 @LOSSES.register("mse", MSEConfig)
@@ -99,11 +106,14 @@ class MSELoss(Loss):
         mask_consistency: float = 0.0,
         mask_consistency_start: int = 0,
         label_weight: float = 0.0,
+        label_background_weight: float = 1.0,
+        label_tracks: bool = False,
     ) -> None:
         self.blur, self.blur_steps = blur, blur_steps
         self.foreground_penalty, self.foreground_penalty_start = foreground_penalty, foreground_penalty_start
         self.mask_consistency, self.mask_consistency_start = mask_consistency, mask_consistency_start
-        self.label_weight = label_weight
+        self.label_weight, self.label_tracks = label_weight, label_tracks
+        self.label_background_weight = label_background_weight
 
     def validate(self, model: Discovery) -> None:
         if model.reconstructs_features:
@@ -138,7 +148,8 @@ class MSELoss(Loss):
             weight = self.mask_consistency * _rise(step, self.mask_consistency_start)
             loss = loss + weight * mask_cross_entropy(output.partition_masks, output.masks)
         if labels is not None:
-            loss = loss + self.label_weight * label_cross_entropy(output, labels)
+            term = label_cross_entropy(output, labels, self.label_background_weight, self.label_tracks)
+            loss = loss + self.label_weight * term
         return LossOutput(loss, error)
 
     def sigma_at(self, step: int | Tensor) -> Any:
@@ -184,20 +195,32 @@ def mask_cross_entropy(masks: Tensor, target: Tensor) -> Tensor:
     return -(target * log_masks).sum(-3).mean()
 
 
-def label_cross_entropy(output: DiscoveryOutput, labels: Tensor) -> Tensor:
+def label_cross_entropy(
+    output: DiscoveryOutput, labels: Tensor, background_weight: float = 1.0, tracks: bool = False
+) -> Tensor:
     """Return the cross-entropy of the masks of decoder and slot module, added, given labels (B, [T,] H, W).
 
-    Labels are slots of another model: each goes to the slot whose mask it overlaps most, in every frame on its own. A
-    pixel weighs in inverse proportion to the square root of the area of its label, so that a large background does not
-    outweigh objects.
+    Labels are slots of another model: each goes to the slot whose mask it overlaps most, in every frame on its own, or
+    with `tracks` in all frames of a clip together. A pixel weighs in inverse proportion to the square root of the area
+    of its label, so that a large background does not outweigh objects, and one of the background, label 0, times
+    `background_weight`. Labels of K or more, K being the number of slots, are left out.
     """
     masks, partition_masks = (x.flatten(0, -4) for x in (output.masks, output.partition_masks))
-    target = one_hot(labels.flatten(0, -3).long(), masks.shape[1]).movedim(-1, 1).float()  # as many labels as slots
+    K = masks.shape[1]
+    target = one_hot(labels.flatten(0, -3).long().clamp(max=K), K + 1)[..., :K].movedim(-1, 1).float()
     area = target.mean((2, 3), keepdim=True)
     weight = (target * area.clamp(min=1e-6).rsqrt()).sum(1, keepdim=True)
-    label = match_labels(target, masks)[:, :, None, None].expand_as(target)
-    target = target.gather(1, label) * (weight / weight.mean((2, 3), keepdim=True))
+    weight = weight * (1 + (background_weight - 1) * target[:, :1])
+    T = labels.shape[1] if tracks else 1
+    label = match_labels(_join_frames(target, T), _join_frames(masks, T)).repeat_interleave(T, 0)
+    target = target.gather(1, label[:, :, None, None].expand_as(target))
+    target = target * (weight / weight.mean((2, 3), keepdim=True).clamp(min=1e-6))
     return mask_cross_entropy(masks, target) + mask_cross_entropy(partition_masks, target)
+
+
+def _join_frames(masks: Tensor, T: int) -> Tensor:
+    """Return masks (B T, K, H, W) of clips with their frames below each other, (B, K, T H, W)."""
+    return masks.unflatten(0, (-1, T)).transpose(1, 2).flatten(2, 3)
 
 
 @torch.no_grad()

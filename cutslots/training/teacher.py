@@ -6,7 +6,9 @@ differ from image to image, so that the model can get better than its teacher; t
 
 `LabeledImages` returns images (B, 4, H, W): the fourth channel is the label of each pixel, a slot of the teacher. The
 loader flips and crops it with the image. Frames of videos are labelled one by one: a label is not the same object in
-every frame. With `cache_dir` labels are written to a file, for other runs:
+every frame. With `label_tracks` they are tracked first, so that it is. Labels are numbered from the largest to the
+smallest: a model with fewer slots than its teacher leaves the smallest out. With `cache_dir` labels are written to a
+file, for other runs:
 
     CACHE_DIR/labels-KEY.npz    "labels", (N, H, W) uint8; KEY depends on the teacher, its refinement and the images
 """
@@ -17,6 +19,7 @@ import hashlib
 import inspect
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +27,7 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
+from torch.nn.functional import avg_pool2d, one_hot
 
 import cutslots
 from cutslots.data.builtin import TexturedSceneConfig
@@ -34,12 +38,14 @@ from cutslots.files import errors_name_path, locked, progress, write_atomically
 from cutslots.models.checkpoints import checkpoint_file, load
 from cutslots.models.discovery import Discovery, check_finite
 from cutslots.models.refinement import DEFAULTS, can_refine, refine_masks
+from cutslots.models.tracker import Tracker
 from cutslots.training.augment import MAX_LABELS
 from cutslots.training.config import RunConfig
 from cutslots.training.losses import Loss
 
-FORMAT = 1
+FORMAT = 2
 IMAGES_PER_BATCH = {"cuda": 256}  # labelled at once; 16 on other devices
+VIDEOS_PER_BATCH = {"cuda": 64}  # 1 on other devices
 
 
 class LabeledImages(VideoDataset):
@@ -89,11 +95,15 @@ def with_labels(
         return data
     seen, path = data if seen is None else seen, _cache_path(fingerprint, config, fabric)
     images = VideoFrames(cast(VideoDataset, seen)) if seen.frames > 1 else seen
+
+    def label() -> np.ndarray:
+        return _label(images, seen.frames, config, fabric, title)
+
     if path is None:
-        labels = _label(images, config, fabric, title)
+        labels = label()
     else:
         with fabric.rank_zero_first(local=True):  # one process labels, the others wait and read
-            labels = _cached_labels(path, images, config, fabric, title)
+            labels = _cached_labels(path, (len(images), *config.image_size), label)
     kept = torch.from_numpy(labels)
     kept = kept.unflatten(0, (len(seen), seen.frames)) if seen.frames > 1 else kept
     return LabeledImages(data, kept.to(fabric.device) if fits_in_memory(kept.nbytes, fabric.device) else kept)
@@ -113,10 +123,9 @@ def check_teacher(config: RunConfig, model: Discovery, loss: Loss) -> None:
     if not loss.label_weight:
         raise ValueError(f"teacher is {config.teacher}, but its labels have no weight; expected --loss.label-weight")
     _check_images(config)
+    if config.label_tracks and model.frames == 1:
+        raise ValueError("loss.label_tracks is given, but the model is one of images; expected a model of clips")
     slots = open_teacher(config).num_slots
-    if slots > model.num_slots:
-        given = f"teacher is {config.teacher}, which has {slots} slots"
-        raise ValueError(f"{given}; expected at most those of the model, {model.num_slots}")
     if config.augmentation.camouflage and slots > MAX_LABELS:
         given = f"teacher is {config.teacher}, which has {slots} slots"
         raise ValueError(f"{given}; with --camouflage expected at most {MAX_LABELS}")
@@ -128,6 +137,14 @@ def _check_no_teacher(config: RunConfig, loss: Loss) -> None:
     for name, value in config.label_refinement.items():
         if value != DEFAULTS[name]:
             raise ValueError(f"label_{name} is {value}, but there are no labels; expected --teacher too")
+    if config.label_tracks:
+        raise ValueError("loss.label_tracks is given, but there are no labels; expected --teacher too")
+    background_weight = getattr(loss, "label_background_weight", 1)
+    if background_weight != 1:
+        given = f"loss.label_background_weight is {background_weight}"
+        raise ValueError(f"{given}, but there are no labels; expected --teacher too")
+    if config.label_dilation:
+        raise ValueError(f"label_dilation is {config.label_dilation}, but there are no labels; expected --teacher too")
     if config.augmentation.camouflage:
         given = f"camouflage is {config.augmentation.camouflage}"
         raise ValueError(f"{given}, but no labels say where objects are; expected --teacher too")
@@ -153,7 +170,7 @@ def open_teacher(config: RunConfig) -> Discovery:
         teacher = load(config.teacher)
     except ValueError as error:
         raise ValueError(f"teacher: {str(error).removeprefix('checkpoint: ')}") from None
-    if teacher.frames > 1 or teacher.reconstructs_features or not _can_refine(teacher):
+    if teacher.spacetime or teacher.reconstructs_features or not _can_refine(teacher):
         raise ValueError(f"teacher is {config.teacher}, which cannot label single images; expected a model of images")
     if teacher.image_size != config.image_size:
         given = f"teacher is {config.teacher}, a model of {teacher.image_size} images"
@@ -178,6 +195,8 @@ def label_request(config: RunConfig) -> dict[str, Any]:
     return {
         "teacher": digest,
         "refinement": DEFAULTS | config.label_refinement,
+        "dilation": config.label_dilation,
+        "tracks": config.label_tracks,
         "format": FORMAT,
         "version": cutslots.__version__,
     }
@@ -192,16 +211,16 @@ def _cache_path(fingerprint: str | None, config: RunConfig, fabric: Fabric) -> P
     return config.cache_dir / f"labels-{key[:16]}.npz"
 
 
-def _cached_labels(path: Path, data: Dataset, config: RunConfig, fabric: Fabric, title: str) -> np.ndarray:
+def _cached_labels(path: Path, shape: tuple[int, ...], label: Callable[[], np.ndarray]) -> np.ndarray:
     """Return the labels (N, H, W) in a file, which is written first if there is none."""
     with errors_name_path(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.with_suffix(".lock")):
         if not path.is_file():
             content = io.BytesIO()
-            np.savez_compressed(content, labels=_label(data, config, fabric, title))
+            np.savez_compressed(content, labels=label())
             write_atomically(path, content.getvalue())
-    return _read_labels(path, (len(data), *config.image_size))
+    return _read_labels(path, shape)
 
 
 def _read_labels(path: Path, shape: tuple[int, ...]) -> np.ndarray:
@@ -216,26 +235,69 @@ def _read_labels(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @torch.no_grad()
-def _label(data: Dataset, config: RunConfig, fabric: Fabric, title: str) -> np.ndarray:
-    """Return the labels (N, H, W) of all images."""
+def _label(data: Dataset, frames: int, config: RunConfig, fabric: Fabric, title: str) -> np.ndarray:
+    """Return the labels (N, H, W) of all images, or of the frames of all videos, which have some `frames`."""
     teacher = open_teacher(config).to(fabric.device)
     labels = np.empty((len(data), *config.image_size), np.uint8)
-    size = IMAGES_PER_BATCH.get(fabric.device.type, 16)
+    size = _batch_size(frames if config.label_tracks else 1, fabric.device.type)
     with progress(fabric.global_rank > 0) as bar:
         task: Any = bar.add_task(f"labels of {title}", total=len(data))
         for first in range(0, len(data), size):
             rows = np.arange(first, min(first + size, len(data)))
             image = data.get_batch(rows, fabric.device).image
-            labels[rows] = label_images(teacher, image, **config.label_refinement).cpu().numpy()
+            if config.label_tracks:
+                found = label_videos(teacher, image.unflatten(0, (-1, frames)), **config.label_refinement).flatten(0, 1)
+            else:
+                found = label_images(teacher, image, **config.label_refinement)
+            labels[rows] = dilate_labels(found, config.label_dilation).cpu().numpy()
             bar.advance(task, len(rows))
     return labels
 
 
-def label_images(teacher: Discovery, image: Tensor, **refinement: float) -> Tensor:
-    """Return the slot (B, H, W) of every pixel of images (B, 3, H, W), uint8: the largest refined mask.
+def _batch_size(frames: int, device: str) -> int:
+    """Return how many images are labelled at once: whole videos, of which one frame is labelled at a time."""
+    return IMAGES_PER_BATCH.get(device, 16) if frames == 1 else VIDEOS_PER_BATCH.get(device, 1) * frames
 
-    `refinement` has arguments of `refine_masks`.
+
+@torch.no_grad()
+def label_images(teacher: Discovery, image: Tensor, **refinement: float) -> Tensor:
+    """Return the label (B, H, W) of every pixel of images (B, 3, H, W), uint8: the slot with the largest refined mask.
+
+    Labels are numbered from the largest to the smallest in the image. `refinement` has arguments of `refine_masks`.
     """
     output = teacher(image)
     check_finite(teacher, masks=output.masks)
-    return refine_masks(output, image, **refinement).argmax(1).to(torch.uint8)
+    return rank_labels(refine_masks(output, image, **refinement).argmax(1)[:, None], teacher.num_slots)[:, 0]
+
+
+@torch.no_grad()
+def label_videos(teacher: Discovery, clips: Tensor, **refinement: float) -> Tensor:
+    """Return the labels (B, T, H, W) of videos (B, T, 3, H, W), uint8. A label is one track of `Tracker`.
+
+    Every frame is refined on its own. Labels are numbered from the largest to the smallest in the video.
+    """
+    tracker = Tracker(teacher, "area")
+    labels = [refine_masks(tracker(frame), frame, **refinement).argmax(1) for frame in clips.unbind(1)]
+    return rank_labels(torch.stack(labels, 1), teacher.num_slots)
+
+
+def rank_labels(labels: Tensor, count: int) -> Tensor:
+    """Return labels (B, T, H, W) below `count`, numbered by their area in T frames, the largest first, uint8."""
+    area = one_hot(labels.flatten(1), count).sum(1)
+    rank = area.argsort(dim=1, descending=True, stable=True).argsort(1)
+    return rank.gather(1, labels.flatten(1)).view_as(labels).to(torch.uint8)
+
+
+def dilate_labels(labels: Tensor, pixels: int) -> Tensor:
+    """Return labels (B, H, W) whose objects are grown by some pixels over the background, the most frequent label.
+
+    A pixel of the background next to objects gets the label that most of its eight neighbours have.
+    """
+    members = one_hot(labels.long()).movedim(-1, 1).to(torch.float32)
+    is_background = one_hot(members.sum((2, 3)).argmax(1), members.shape[1])[:, :, None, None].bool()
+    grown = members.masked_fill(is_background, 0)
+    for _ in range(pixels):
+        count, nearest = avg_pool2d(grown, 3, 1, 1).max(1)
+        grows = (grown.sum(1) == 0) & (count > 0)
+        grown = torch.where(grows[:, None], one_hot(nearest, members.shape[1]).movedim(-1, 1), grown)
+    return torch.where(grown.sum(1) > 0, grown.argmax(1).to(labels.dtype), labels)

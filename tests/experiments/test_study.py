@@ -220,8 +220,12 @@ def test_the_first_run_of_preset_movi_begins_with_random_weights(tmp_path):
         before = matching.BEFORE.get(stage)
         assert config.init_from == (None if before is None else str(tmp_path / f"{before}-1")) and config.seed == 1
         on_frames = config.model.frames == 1
-        assert config.teacher == (config.init_from if config.loss.label_weight else None)
-        assert bool(config.loss.label_weight) == ("self" in stage or "labeled" in stage)
+        teacher = matching.INITIAL if "taught" in stage else config.init_from
+        assert config.teacher == (teacher if config.loss.label_weight else None)
+        kinds = ("self", "labeled", "tracks", "taught")
+        assert bool(config.loss.label_weight) == any(kind in stage for kind in kinds)
+        assert config.loss.label_tracks == stage.endswith(("tracks", "projection"))
+        assert config.loss.label_background_weight == (2.5 if config.max_frame_gap == 3 else 1)
         assert matching.test_data(f"{stage}-1", options) == (
             {} if on_frames else dict.fromkeys(matching.ASSOCIATIONS, "moving")
         )
@@ -241,17 +245,20 @@ def test_every_stage_begins_with_the_one_before(tmp_path):
         variant, stage, seed = progressive.split_name(name)
         config = progressive.run_config(name, options)
         config.validate()
-        begins = {("plain", "self-1"): "half", ("plain-long", "self-1"): "half", ("plain-long", "half"): None}
-        before = begins.get((variant, stage), BEFORE.get(stage))
+        first = stage == progressive.VARIANTS[variant][1][0] and variant != "penalty"
+        before = None if first else BEFORE[stage]
+        if variant.startswith("plain") and stage == "self-1":
+            before = "half"
         shared = "cut" if (variant, stage) == ("penalty", "half") else variant
         expected = [] if before is None else [tmp_path / f"{shared}-{before}-{seed}"]
         needed = study.needed_runs(config, tmp_path)
         assert needed == (2 * expected if stage.startswith("self") else expected)
-        assert (config.teacher == progressive.TEACHER) == (variant == "plain-taught")
+        assert (config.teacher == "plain-128") == (variant == "plain-taught")
         assert all(path.name in progressive.RUN_NAMES for path in needed)
-        low = stage == "half" or (variant, stage) == ("plain-long", "self-1")
+        low = stage == "half" or (variant in ("plain-long", "plain-wide") and stage == "self-1")
         assert config.model.decoder.skipped_doublings == (2 if stage == "quarter" else int(low))
-        assert (config.teacher is not None) == bool(config.loss.label_weight) == stage.startswith(("self", "taught"))
+        learns = stage.startswith("self") or variant == "plain-taught"
+        assert (config.teacher is not None) == bool(config.loss.label_weight) == learns
 
 
 def test_stages_are_those_of_the_presets_but_for_the_resolution_of_the_decoder(tmp_path):
@@ -262,9 +269,7 @@ def test_stages_are_those_of_the_presets_but_for_the_resolution_of_the_decoder(t
         if variant == "softmax":
             assert model.slots.partition != PRESETS["clevrtex"].model.slots.partition
             model = replace(model, slots=PRESETS["clevrtex"].model.slots)
-        expected = {"plain": "clevr", "plain-long": "clevr", "plain-taught": "clevr", "graph-ocl": "graph-ocl"}.get(
-            variant, "clevrtex"
-        )
+        expected = {"plain": "clevr", "graph": "graph-ocl"}.get(variant.partition("-")[0], "clevrtex")
         assert model == PRESETS[expected].model, name
 
 

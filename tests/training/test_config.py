@@ -28,6 +28,7 @@ def test_defaults():
         "label_pixel_sigma": 0.5,
         "label_merge_threshold": 0.25,
         "label_background_threshold": 0.8,
+        "label_dilation": 0,
         "camouflage": 0.0,
         "horizontal_flips": False,
         "min_crop_area": 1.0,

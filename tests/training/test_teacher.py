@@ -7,14 +7,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from scipy.ndimage import binary_dilation
 from scipy.optimize import linear_sum_assignment
 from torch.nn import functional as F
 
 from cutslots import Scenes, load
 from cutslots.data.video import Clips
 from cutslots.devices import make_fabric
+from cutslots.evaluation.metrics import image_metrics
 from cutslots.models.discovery import DiscoveryOutput
 from cutslots.models.refinement import refine_masks
+from cutslots.models.tracker import track_clip
 from cutslots.registry import Part
 from cutslots.training import teacher as teacher_module
 from cutslots.training.data import mixed_data, training_data
@@ -28,7 +31,7 @@ from cutslots.training.losses import (
     mask_cross_entropy,
     match_labels,
 )
-from cutslots.training.teacher import LabeledImages, label_images, split_labels
+from cutslots.training.teacher import LabeledImages, dilate_labels, label_images, label_videos, split_labels
 from tests.small_runs import small, weights
 
 
@@ -49,11 +52,74 @@ def fabric():
 # --------------------------------------------------------------------------------------------------------------- labels
 
 
-def test_labels_are_the_largest_refined_masks(checkpoint):
-    model, image = load(checkpoint), Scenes("plain", size=16).get_batch(range(3)).image
+def by_area(labels):
+    """Labels numbered from the most frequent to the least frequent of each image or video, by NumPy."""
+    found = []
+    for each in labels.numpy():
+        kinds, counts = np.unique(each, return_counts=True)
+        order = kinds[np.argsort(-counts, kind="stable")].tolist()
+        found.append(np.vectorize(order.index)(each))
+    return torch.from_numpy(np.stack(found)).to(torch.uint8)
+
+
+def test_labels_are_the_largest_refined_masks():
+    model, image = load("tiny-64"), Scenes("plain", size=64).get_batch(range(6)).image
     with torch.no_grad():
         labels, expected = label_images(model, image), refine_masks(model(image), image).argmax(1)
-    assert labels.dtype == torch.uint8 and torch.equal(labels.long(), expected)
+    assert labels.dtype == torch.uint8 and len(expected.unique()) > 4 and torch.equal(labels, by_area(expected))
+
+
+def test_labels_of_videos_are_tracks():
+    """Every frame is refined on its own; a label is one track in all of them."""
+    image, truth = (x[:, :4] for x in Scenes("moving", "val", size=128, count=2).get_batch([0, 1]))
+    model = load("moving-128")
+    labels = label_videos(model, image)
+    with torch.no_grad():
+        frames = zip(track_clip(model, image, "area"), image.unbind(1), strict=True)
+        tracks = torch.stack([refine_masks(output, frame).argmax(1) for output, frame in frames], 1)
+        single = torch.stack([label_images(model, frame) for frame in image.unbind(1)], 1)
+    assert labels.dtype == torch.uint8 and torch.equal(labels, by_area(tracks))
+    tracked, alone = (image_metrics(truth.flatten(1, 2), x.flatten(1, 2))["ari_fg"].mean() for x in (labels, single))
+    assert tracked > alone + 0.05, "over all frames as one image, objects keep their labels"
+
+
+def test_a_teacher_may_be_a_model_of_pairs(checkpoint, tmp_path):
+    options = {"data": "moving", "model": "pair-discovery", "num_images": 48}
+    pairs = str(train(small(tmp_path / "pairs", **options | {"max_steps": 2, "num_eval_images": 24})))
+    data = training_data(taught(None, pairs, **options, loss__label_tracks=True), fabric())
+    videos, labels = split_labels(data.videos.get_batch([0, 1]).image)
+    assert torch.equal(labels, label_videos(load(pairs), videos))
+    images = training_data(taught(None, pairs, num_images=4), fabric()).get_batch(range(4)).image
+    assert torch.equal(split_labels(images)[1], label_images(load(pairs), split_labels(images)[0]))
+
+
+def test_objects_of_labels_grow_over_the_background():
+    labels = torch.zeros(2, 9, 9, dtype=torch.uint8)
+    labels[0, 4, 4], labels[0, 4, 6] = 2, 3
+    labels[1, :2, :6] = 1
+    assert torch.equal(dilate_labels(labels, 0), labels)
+    grown = dilate_labels(labels, 1)
+    assert grown.dtype == torch.uint8
+    assert torch.equal(grown[0, 3:6, 3:8], torch.tensor([[2, 2, 2, 3, 3]] * 3)), "a tie goes to the smaller number"
+    assert torch.equal(grown[1] == 1, (torch.arange(9) < 3)[:, None] & (torch.arange(9) < 7))
+    radius = dilate_labels(labels[1:], 3)[0]
+    assert torch.equal(radius == 1, (torch.arange(9) < 5)[:, None] & (torch.arange(9) < 9))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_dilation_is_that_of_scipy_for_one_object(seed):
+    labels = (random_masks(K=3, size=(12, 15), seed=seed)[:1, 0] > 0.9).to(torch.uint8)
+    expected = binary_dilation(labels[0].numpy() == 1, np.ones((3, 3)), iterations=2)
+    assert 0 < labels.sum() < 60 and np.array_equal(dilate_labels(labels, 2)[0].numpy() == 1, expected)
+
+
+def test_grown_labels_are_trained_on(checkpoint):
+    thin, wide = (
+        training_data(taught(None, "tiny-64", image_size=(64, 64), num_images=3, label_dilation=n), fabric())
+        for n in (0, 2)
+    )
+    thin, wide = (split_labels(data.get_batch(range(3)).image)[1] for data in (thin, wide))
+    assert torch.equal(wide, dilate_labels(thin, 2)) and not torch.equal(wide, thin)
 
 
 def test_labels_are_a_fourth_channel(checkpoint):
@@ -149,7 +215,7 @@ def test_labels_may_be_refined_with_other_parameters(changed):
     image, labels = split_labels(training_data(taught(None, "tiny-64", **options), fabric()).get_batch(range(4)).image)
     teacher = load("tiny-64")
     with torch.no_grad():
-        assert torch.equal(labels.long(), refine_masks(teacher(image), image, **changed).argmax(1))
+        assert torch.equal(labels, by_area(refine_masks(teacher(image), image, **changed).argmax(1)))
         assert not torch.equal(labels, label_images(teacher, image))
 
 
@@ -165,20 +231,22 @@ def random_masks(K=4, size=(8, 12), seed=0):
     return (3 * torch.randn(2, K, *size, generator=torch.Generator().manual_seed(seed))).softmax(1)
 
 
-def test_label_cross_entropy_written_out():
+@pytest.mark.parametrize("background_weight", [1.0, 2.5, 0.0])
+def test_label_cross_entropy_written_out(background_weight):
     masks, partition = random_masks(), random_masks(size=(4, 6), seed=1)
     labels = random_masks(seed=2).argmax(1).to(torch.uint8)
     expected = []
     for m, p, label in zip(masks, partition, labels.long(), strict=True):
         area = [(label == l).double().mean().item() for l in range(4)]
-        weight = torch.tensor([[max(area[l], 1e-6) ** -0.5 for l in row] for row in label.tolist()])
+        factor = [background_weight, 1, 1, 1]  # label 0 is the background
+        weight = torch.tensor([[factor[l] * max(area[l], 1e-6) ** -0.5 for l in row] for row in label.tolist()])
         weight = weight / weight.mean()
         slot = greedy([[iou(label == l, m[k]) for k in range(4)] for l in range(4)])
         target = torch.stack([sum((label == l) * weight for l in range(4) if slot[l] == k) for k in range(4)])
         small_target = F.avg_pool2d(target[None], 2)[0]
         fine, coarse = ((-t * (x + 1e-6).log()).sum(0).mean() for t, x in ((target, m), (small_target, p)))
         expected.append((fine + coarse).item())
-    found = label_cross_entropy(output(masks, partition), labels)
+    found = label_cross_entropy(output(masks, partition), labels, background_weight)
     assert found.item() == pytest.approx(np.mean(expected), rel=1e-5)
 
 
@@ -228,6 +296,48 @@ def test_frames_of_clips_are_labelled_on_their_own():
     torch.testing.assert_close(label_cross_entropy(output, labels), expected)
 
 
+def test_the_loss_takes_labels_for_tracks():
+    masks, labels = torch.randn(2, 2, 3, 8, 8).softmax(2), torch.randint(0, 3, (2, 2, 8, 8))
+    image = torch.rand(2, 2, 3, 8, 8)
+    clips = DiscoveryOutput(torch.empty(0), masks, masks, image, torch.empty(0))
+    for tracks in (False, True):
+        loss, _ = MSELoss(label_weight=1.0, label_tracks=tracks)(clips, image, 0, labels)
+        torch.testing.assert_close(loss, label_cross_entropy(clips, labels, tracks=tracks))
+
+
+def test_tracks_go_to_one_slot_in_all_frames():
+    """Objects that swap their slots have a loss with tracks, and none if every frame is labelled on its own."""
+    labels = torch.zeros(1, 2, 8, 8, dtype=torch.long)
+    labels[:, :, :3, :3], labels[:, :, 5:, 5:] = 1, 2
+    same = F.one_hot(labels, 3).movedim(-1, 2).float() * 0.97 + 0.01
+    swapped = same.clone()
+    swapped[:, 1] = same[:, 1, [0, 2, 1]]
+    kept, lost = (SimpleNamespace(masks=masks, partition_masks=masks) for masks in (same, swapped))
+    on_their_own = label_cross_entropy(lost, labels)
+    torch.testing.assert_close(on_their_own, label_cross_entropy(kept, labels, tracks=True))
+    assert label_cross_entropy(lost, labels, tracks=True) > 5 * on_their_own
+    other = SimpleNamespace(masks=same[:, :, [2, 0, 1]], partition_masks=same[:, :, [2, 0, 1]])
+    torch.testing.assert_close(label_cross_entropy(other, labels, tracks=True), on_their_own)
+
+
+def test_tracks_of_one_frame_are_labels_of_images():
+    masks, partition = random_masks(), random_masks(size=(4, 6), seed=1)
+    labels = random_masks(seed=2).argmax(1)
+    clips = SimpleNamespace(masks=masks[:, None], partition_masks=partition[:, None])
+    found = label_cross_entropy(clips, labels[:, None], tracks=True)
+    torch.testing.assert_close(found, label_cross_entropy(output(masks, partition), labels))
+
+
+def test_labels_without_a_slot_are_left_out():
+    """Labels are numbered by area: a model with fewer slots learns the largest."""
+    masks, labels = random_masks(K=3), random_masks(K=5, seed=2).argmax(1)
+    masks.requires_grad_()
+    label_cross_entropy(output(masks), labels).backward()
+    left_out = (labels >= 3)[:, None].expand_as(masks)
+    assert left_out.any() and torch.all(masks.grad[left_out] == 0) and torch.all(masks.grad.sum(1)[labels < 3] != 0)
+    assert label_cross_entropy(output(masks), torch.full_like(labels, 3)) == 0, "nothing is left"
+
+
 def test_masks_equal_to_the_labels_have_no_loss():
     labels = random_masks().argmax(1)
     masks = F.one_hot(labels, 4).movedim(-1, 1).float()
@@ -255,8 +365,8 @@ def test_labels_reach_both_masks_with_their_weight():
     empty = torch.empty(0)
     found = DiscoveryOutput(empty, masks, partition, torch.rand(2, 3, 8, 12), empty)
     plain, logged = MSELoss()(found, image, 0)
-    loss, logged_too = MSELoss(label_weight=0.25)(found, image, 0, labels)
-    torch.testing.assert_close(loss - plain, 0.25 * label_cross_entropy(found, labels))
+    loss, logged_too = MSELoss(label_weight=0.25, label_background_weight=3.0)(found, image, 0, labels)
+    torch.testing.assert_close(loss - plain, 0.25 * label_cross_entropy(found, labels, 3.0))
     assert torch.equal(logged, logged_too), "the mean squared error is logged"
     loss.backward()
     assert masks.grad.abs().sum() > 0 and partition.grad.abs().sum() > 0
@@ -289,6 +399,18 @@ def test_a_model_of_clips_learns_the_labels_of_a_teacher_of_images(tmp_path, che
     assert near < 0.8 * far
 
 
+def test_a_model_of_pairs_learns_tracks(tmp_path, checkpoint):
+    options = {"data": "moving", "model": "pair-discovery", "num_images": 24, "num_eval_images": 24, "max_steps": 40}
+    with_labels = train(taught(tmp_path / "a", checkpoint, loss__label_tracks=True, eval_every=40, **options))
+    without = train(small(tmp_path / "b", eval_every=40, **options))
+    video = Scenes("moving", size=16, count=1).get_batch([0]).image
+    labels = label_videos(load(checkpoint), video)[0]
+    clips, labels = (torch.stack([x[t : t + 2] for t in range(8)]) for x in (video[0], labels))
+    with torch.no_grad():
+        far, near = (label_cross_entropy(load(run)(clips), labels, tracks=True) for run in (without, with_labels))
+    assert near < 0.8 * far
+
+
 def test_a_run_with_a_teacher_resumes(tmp_path, checkpoint, monkeypatch):
     options = {"max_steps": 6, "camouflage": 0.5, "horizontal_flips": True, "min_crop_area": 0.5, "noise_sigma": 0.1}
     whole, parts = (taught(tmp_path / name, checkpoint, **options) for name in ("whole", "parts"))
@@ -301,21 +423,24 @@ def test_a_run_with_a_teacher_resumes(tmp_path, checkpoint, monkeypatch):
     assert weights(whole.out) == weights(parts.out)
 
 
+NO_TEACHER = {"teacher": None, "loss__label_weight": 0.0}
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
         ({"teacher": None}, r"loss.label_weight is 0.1, but there are no labels; expected --teacher too"),
         ({"loss__label_weight": 0.0}, r"but its labels have no weight; expected --loss.label-weight"),
         (
-            {"teacher": None, "loss__label_weight": 0.0, "camouflage": 0.5},
+            {"camouflage": 0.5, **NO_TEACHER},
             r"camouflage is 0.5, but no labels say where objects are; expected --teacher too",
         ),
         (
-            {"teacher": None, "loss__label_weight": 0.0, "label_background_threshold": 1.5},
+            {"label_background_threshold": 1.5, **NO_TEACHER},
             r"label_background_threshold is 1.5, but there are no labels; expected --teacher too",
         ),
         (
-            {"teacher": None, "loss__label_weight": 0.0, "data": "textured", "data__flat_teacher": True},
+            {"data": "textured", "data__flat_teacher": True, **NO_TEACHER},
             r"data.flat_teacher is given, but there is no teacher; expected --teacher too",
         ),
         ({"num_images": "endless"}, r"num_images is endless; expected a number: --teacher labels images"),
@@ -330,10 +455,12 @@ def test_a_run_with_a_teacher_resumes(tmp_path, checkpoint, monkeypatch):
             r"teacher is tiny-64, a model of \(64, 64\) images; expected the image size of the run",
         ),
         (
-            {"teacher": "moving-128"},
-            r"teacher is moving-128, which cannot label single images; expected a model of images",
+            {"loss__label_background_weight": 2.0, **NO_TEACHER},
+            r"loss.label_background_weight is 2.0, but there are no labels; expected --teacher too",
         ),
-        ({"slots__num_slots": 2}, r"which has 3 slots; expected at most those of the model, 2"),
+        ({"label_dilation": 1, **NO_TEACHER}, r"label_dilation is 1, but there are no labels; expected --teacher too"),
+        ({"loss__label_tracks": True, **NO_TEACHER}, r"loss.label_tracks is given, but there are no labels; expected"),
+        ({"loss__label_tracks": True}, r"loss.label_tracks is given, but the model is one of images; expected a model"),
     ],
 )
 def test_what_does_not_fit_a_teacher(tmp_path, checkpoint, changes, message):
@@ -345,6 +472,17 @@ def test_what_does_not_fit_a_teacher(tmp_path, checkpoint, changes, message):
     with pytest.raises(ValueError, match=message):
         validate(config)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_of_clips_as_one_cannot_label_images(tmp_path, checkpoint):
+    options = {"data": "moving", "model": "spacetime-discovery", "slots__partition": "spacetime-cut"}
+    folder = train(small(tmp_path / "clips", **options, num_images=24, num_eval_images=24, max_steps=1))
+    with pytest.raises(ValueError, match=r"teacher is .*clips, which cannot label single images; expected a model of"):
+        validate(taught(tmp_path / "run", str(folder)))
+
+
+def test_a_model_may_have_fewer_slots_than_its_teacher(tmp_path, checkpoint):
+    assert train(taught(tmp_path / "run", checkpoint, slots__num_slots=2, max_steps=2)).is_dir()
 
 
 def test_a_teacher_in_the_run_folder_is_kept(tmp_path, checkpoint):
