@@ -13,8 +13,9 @@ single frames:
                                            with the paper's decoder (docs/self_training.md), then pairs
     movi-half, movi-labeled                longer, with a decoder of half of the resolution, then pairs of adjacent
                                            frames, as in the paper, with the labels of movi-half
-    movi-tracks                            the same with labels that are tracks
-    movi-taught, movi-taught-tracks        single frames with the labels of `--initial`, then pairs with its tracks
+    movi-tracks                            pairs with labels that are tracks, up to 3 frames apart, and more weight on
+                                           the background
+    movi-taught, movi-taught-tracks        single frames with the labels of `--initial`, then such pairs with its tracks
     movi-taught-labels                     pairs with labels of each frame on its own instead
     movi-taught-projection                 tracks, and slots are matched by a learned projection
     movi-brief-half, movi-brief            tracks, in small batches on a CPU, first with half of the resolution
@@ -76,7 +77,7 @@ LONG_PAIRS = (
 TAUGHT = "--loss.label-weight 0.03 --label-merge-threshold 0.1 --label-background-threshold 1.2"
 TRACKS = "--loss.label-tracks"
 TAUGHT_PAIRS = f"{LONG_PAIRS} --max-frame-gap 3 {TAUGHT} --loss.label-background-weight 2.5"
-# On two CPU cores in an hour.
+# For two CPU cores.
 BRIEF = f"{TAUGHT_PAIRS} {TRACKS} --num-images 2880 --batch-size 4 --lr 2e-4 --warmup-steps 50 --precision bf16-mixed"
 MOVI = {
     "movi-quarter": f"{FRAMES} --batch-size 32 --max-steps 6000 --lr-decay-steps 9000 --decoder.skipped-doublings 2 "

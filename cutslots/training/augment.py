@@ -276,24 +276,24 @@ SHADING_RANGE = (0.3, 2.5)
 def camouflage(image: Tensor, labels: Tensor, amount: Tensor, down: Tensor, right: Tensor) -> Tensor:
     """Return images (B, 3, H, W) whose objects have the background's texture, shaded as the objects were.
 
-    `labels` (B, H, W) say what the objects are; the most frequent one is the background. An object gets the pixels of
-    the background that are some way `down` and `right` of it, random numbers (B,) in units of the image, times its
-    shading: its luma, blurred, relative to its mean. Where there is no background, it keeps its texture, and its mean
-    color becomes the background's. `amount` (B,), from 0 to 1, says how much of its own colors is gone.
+    `labels` (B, H, W) say what the objects are; label 0 is the background. An object gets the pixels of the
+    background that are some way `down` and `right` of it, random numbers (B,) in units of the image, times its shading:
+    its luma, blurred, relative to its mean. Where there is no background, it keeps its texture, and its mean color
+    becomes the background's. An image without background stays as it is. `amount` (B,), from 0 to 1, says how much of
+    the objects' own colors is gone.
     """
     # Products of zeros and ones add in one order on CUDA, unlike scatter_add.
     members = (labels.flatten(1)[..., None] == torch.arange(MAX_LABELS, device=labels.device)).to(image.dtype)
     area = members.sum(1)
-    background = area.argmax(1)
-    is_object = (labels != background[:, None, None])[:, None]
+    is_object = (labels != 0)[:, None]
     color = (image.flatten(2) @ members) / area.clamp(min=1)[:, None]  # (B, 3, L)
     own = (color @ members.mT).view_as(image)
-    ground = color.gather(2, background[:, None, None].expand(-1, 3, 1))[..., None]
+    background = color[..., :1, None]
     moved, moved_labels = (_shift(x, down, right) for x in (image, labels[:, None]))
     shaded = moved * _shading(luma(image) / luma(own).clamp(min=1e-2), is_object)
-    hidden = torch.where(moved_labels == background[:, None, None, None], shaded, image - own + ground)
+    hidden = torch.where(moved_labels == 0, shaded, image - own + background)
     mixed = torch.lerp(image, hidden, amount.sqrt().view(-1, 1, 1, 1).to(image.dtype))  # most of it, on average
-    return torch.where(is_object, mixed, image).clamp(0, 1)
+    return torch.where(is_object & (area[:, 0] > 0).view(-1, 1, 1, 1), mixed, image).clamp(0, 1)
 
 
 def _shift(x: Tensor, down: Tensor, right: Tensor) -> Tensor:

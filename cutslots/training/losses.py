@@ -40,7 +40,6 @@ class Loss:
 
     needs_image = True  # False: `image` may be anything, such as cached features in its place
     label_weight: float = 0.0  # of the labels of a teacher; a loss that has some takes `labels` (B, [T,] H, W)
-    label_tracks = False  # whether a label is the same object in all frames of a clip
 
     def validate(self, model: Discovery) -> None:
         """Raise a ValueError if the loss does not fit the model."""
@@ -85,7 +84,7 @@ class MSEConfig(LossConfig):
     are narrower."""
     label_tracks: bool = False
     """Labels of videos are tracks: the teacher's slots are associated over time, and a label goes to one slot for all
-    frames of a clip. Otherwise every frame is labelled on its own."""
+    frames of a clip. Otherwise every frame is labelled on its own. For models of clips."""
 
 
 @LOSSES.register("mse", MSEConfig)
@@ -211,7 +210,7 @@ def label_cross_entropy(
     area = target.mean((2, 3), keepdim=True)
     weight = (target * area.clamp(min=1e-6).rsqrt()).sum(1, keepdim=True)
     weight = weight * (1 + (background_weight - 1) * target[:, :1])
-    T = labels.shape[1] if tracks else 1
+    T = labels.shape[1] if tracks and labels.ndim == 4 else 1
     label = match_labels(_join_frames(target, T), _join_frames(masks, T)).repeat_interleave(T, 0)
     target = target.gather(1, label[:, :, None, None].expand_as(target))
     target = target * (weight / weight.mean((2, 3), keepdim=True).clamp(min=1e-6))

@@ -4,13 +4,13 @@ Refined masks are better than the masks that they are made from. With `teacher` 
 images with the refined masks of a checkpoint, and the loss teaches the model these labels (`label_weight`). Errors
 differ from image to image, so that the model can get better than its teacher; then it can be the next teacher.
 
-`LabeledImages` returns images (B, 4, H, W): the fourth channel is the label of each pixel, a slot of the teacher. The
-loader flips and crops it with the image. Frames of videos are labelled one by one: a label is not the same object in
-every frame. With `label_tracks` they are tracked first, so that it is. Labels are numbered from the largest to the
-smallest: a model with fewer slots than its teacher leaves the smallest out. With `cache_dir` labels are written to a
-file, for other runs:
+`LabeledImages` returns images (B, 4, H, W): the fourth channel is the label of each pixel. The loader flips and crops
+it with the image. Labels are numbered from the largest to the smallest of an image: label 0 is the background, and a
+model with fewer slots than its teacher leaves the smallest out. Frames of videos are labelled one by one, and a label
+may be another object in each frame. With `label_tracks` videos are tracked first: labels are numbered in the whole
+video, and a label is one object in all frames. With `cache_dir` labels are written to a file, for other runs:
 
-    CACHE_DIR/labels-KEY.npz    "labels", (N, H, W) uint8; KEY depends on the teacher, its refinement and the images
+    CACHE_DIR/labels-KEY.npz    "labels", (N, H, W) uint8; KEY depends on the images and on `label_request`
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from cutslots.training.losses import Loss
 
 FORMAT = 2
 IMAGES_PER_BATCH = {"cuda": 256}  # labelled at once; 16 on other devices
-VIDEOS_PER_BATCH = {"cuda": 64}  # 1 on other devices
+VIDEOS_PER_BATCH = {"cuda": 16}  # 1 on other devices
 
 
 class LabeledImages(VideoDataset):
@@ -93,8 +93,14 @@ def with_labels(
     """
     if config.teacher is None:
         return data
-    seen, path = data if seen is None else seen, _cache_path(fingerprint, config, fabric)
+    labels = torch.from_numpy(_labels(data if seen is None else seen, config, fabric, title, fingerprint))
+    return LabeledImages(data, labels.to(fabric.device) if fits_in_memory(labels.nbytes, fabric.device) else labels)
+
+
+def _labels(seen: Dataset, config: RunConfig, fabric: Fabric, title: str, fingerprint: str | None) -> np.ndarray:
+    """Return the labels (N, [T,] H, W) of images, or of videos, in the cache folder or made now."""
     images = VideoFrames(cast(VideoDataset, seen)) if seen.frames > 1 else seen
+    path = _cache_path(fingerprint, config, fabric)
 
     def label() -> np.ndarray:
         return _label(images, seen.frames, config, fabric, title)
@@ -104,9 +110,7 @@ def with_labels(
     else:
         with fabric.rank_zero_first(local=True):  # one process labels, the others wait and read
             labels = _cached_labels(path, (len(images), *config.image_size), label)
-    kept = torch.from_numpy(labels)
-    kept = kept.unflatten(0, (len(seen), seen.frames)) if seen.frames > 1 else kept
-    return LabeledImages(data, kept.to(fabric.device) if fits_in_memory(kept.nbytes, fabric.device) else kept)
+    return labels.reshape(len(seen), seen.frames, *config.image_size) if seen.frames > 1 else labels
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
@@ -124,7 +128,7 @@ def check_teacher(config: RunConfig, model: Discovery, loss: Loss) -> None:
         raise ValueError(f"teacher is {config.teacher}, but its labels have no weight; expected --loss.label-weight")
     _check_images(config)
     if config.label_tracks and model.frames == 1:
-        raise ValueError("loss.label_tracks is given, but the model is one of images; expected a model of clips")
+        raise ValueError("loss.label_tracks is True, but the model is one of images; expected a model of clips")
     slots = open_teacher(config).num_slots
     if config.augmentation.camouflage and slots > MAX_LABELS:
         given = f"teacher is {config.teacher}, which has {slots} slots"
@@ -132,24 +136,19 @@ def check_teacher(config: RunConfig, model: Discovery, loss: Loss) -> None:
 
 
 def _check_no_teacher(config: RunConfig, loss: Loss) -> None:
-    if loss.label_weight:
-        raise ValueError(f"loss.label_weight is {loss.label_weight}, but there are no labels; expected --teacher too")
-    for name, value in config.label_refinement.items():
-        if value != DEFAULTS[name]:
-            raise ValueError(f"label_{name} is {value}, but there are no labels; expected --teacher too")
-    if config.label_tracks:
-        raise ValueError("loss.label_tracks is given, but there are no labels; expected --teacher too")
-    background_weight = getattr(loss, "label_background_weight", 1)
-    if background_weight != 1:
-        given = f"loss.label_background_weight is {background_weight}"
-        raise ValueError(f"{given}, but there are no labels; expected --teacher too")
-    if config.label_dilation:
-        raise ValueError(f"label_dilation is {config.label_dilation}, but there are no labels; expected --teacher too")
-    if config.augmentation.camouflage:
-        given = f"camouflage is {config.augmentation.camouflage}"
-        raise ValueError(f"{given}, but no labels say where objects are; expected --teacher too")
-    if isinstance(config.data, TexturedSceneConfig) and config.data.flat_teacher:
-        raise ValueError("data.flat_teacher is given, but there is no teacher; expected --teacher too")
+    """Raise a ValueError for the first option that only means something with labels."""
+    given: dict[str, tuple[Any, Any]] = {  # values and defaults
+        "loss.label_weight": (loss.label_weight, 0),
+        "loss.label_tracks": (config.label_tracks, False),
+        "loss.label_background_weight": (getattr(loss, "label_background_weight", 1), 1),
+        **{f"label_{name}": (value, DEFAULTS[name]) for name, value in config.label_refinement.items()},
+        "label_dilation": (config.label_dilation, 0),
+        "camouflage": (config.augmentation.camouflage, 0),
+        "data.flat_teacher": (isinstance(config.data, TexturedSceneConfig) and config.data.flat_teacher, False),
+    }
+    for name, (value, default) in given.items():
+        if value != default:
+            raise ValueError(f"{name} is {value}, but there are no labels; expected --teacher too")
 
 
 def _check_images(config: RunConfig) -> None:
@@ -171,7 +170,11 @@ def open_teacher(config: RunConfig) -> Discovery:
     except ValueError as error:
         raise ValueError(f"teacher: {str(error).removeprefix('checkpoint: ')}") from None
     if teacher.spacetime or teacher.reconstructs_features or not _can_refine(teacher):
-        raise ValueError(f"teacher is {config.teacher}, which cannot label single images; expected a model of images")
+        given = f"teacher is {config.teacher}, which cannot label single images"
+        raise ValueError(f"{given}; expected a model of images or of pairs")
+    if config.label_tracks and "area" not in teacher.associations:
+        given = f"teacher is {config.teacher}, which is associated by {' or '.join(teacher.associations)}"
+        raise ValueError(f"{given}; with --loss.label-tracks expected one that is associated by area")
     if teacher.image_size != config.image_size:
         given = f"teacher is {config.teacher}, a model of {teacher.image_size} images"
         raise ValueError(f"{given}; expected the image size of the run, {config.image_size}")
@@ -272,9 +275,10 @@ def label_images(teacher: Discovery, image: Tensor, **refinement: float) -> Tens
 
 @torch.no_grad()
 def label_videos(teacher: Discovery, clips: Tensor, **refinement: float) -> Tensor:
-    """Return the labels (B, T, H, W) of videos (B, T, 3, H, W), uint8. A label is one track of `Tracker`.
+    """Return the labels (B, T, H, W) of videos (B, T, 3, H, W), uint8. A label is a track of `Tracker`.
 
-    Every frame is refined on its own. Labels are numbered from the largest to the smallest in the video.
+    Every frame is refined on its own, so a missed object that refinement adds may have another label in every frame.
+    Labels are numbered from the largest to the smallest in the video.
     """
     tracker = Tracker(teacher, "area")
     labels = [refine_masks(tracker(frame), frame, **refinement).argmax(1) for frame in clips.unbind(1)]
@@ -285,19 +289,20 @@ def rank_labels(labels: Tensor, count: int) -> Tensor:
     """Return labels (B, T, H, W) below `count`, numbered by their area in T frames, the largest first, uint8."""
     area = one_hot(labels.flatten(1), count).sum(1)
     rank = area.argsort(dim=1, descending=True, stable=True).argsort(1)
-    return rank.gather(1, labels.flatten(1)).view_as(labels).to(torch.uint8)
+    return rank.gather(1, labels.flatten(1)).view_as(labels).clamp(max=255).to(torch.uint8)
 
 
 def dilate_labels(labels: Tensor, pixels: int) -> Tensor:
-    """Return labels (B, H, W) whose objects are grown by some pixels over the background, the most frequent label.
+    """Return labels (B, H, W) whose objects are grown by some pixels over the background, label 0.
 
     A pixel of the background next to objects gets the label that most of its eight neighbours have.
     """
-    members = one_hot(labels.long()).movedim(-1, 1).to(torch.float32)
-    is_background = one_hot(members.sum((2, 3)).argmax(1), members.shape[1])[:, :, None, None].bool()
-    grown = members.masked_fill(is_background, 0)
-    for _ in range(pixels):
-        count, nearest = avg_pool2d(grown, 3, 1, 1).max(1)
-        grows = (grown.sum(1) == 0) & (count > 0)
-        grown = torch.where(grows[:, None], one_hot(nearest, members.shape[1]).movedim(-1, 1), grown)
-    return torch.where(grown.sum(1) > 0, grown.argmax(1).to(labels.dtype), labels)
+    if not pixels:
+        return labels
+    objects = one_hot(labels.long())[..., 1:].movedim(-1, 1).to(torch.float32)
+    for _ in range(pixels if objects.shape[1] else 0):
+        count, most = avg_pool2d(objects, 3, 1, 1).max(1)
+        grows = (objects.sum(1) == 0) & (count > 0)
+        objects = torch.where(grows[:, None], one_hot(most, objects.shape[1]).movedim(-1, 1), objects)
+        labels = torch.where(grows, (most + 1).to(labels.dtype), labels)
+    return labels

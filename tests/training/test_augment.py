@@ -315,8 +315,8 @@ def test_colors_leave_labels_alone(pixels):
 def test_camouflaged_objects_have_the_colors_of_the_background():
     image = torch.empty(1, 3, 16, 16)
     image[:] = torch.tensor([0.2, 0.5, 0.7]).view(1, 3, 1, 1)
-    labels = torch.full((1, 16, 16), 4)
-    labels[0, 2:6, 3:9] = 1
+    labels = torch.zeros(1, 16, 16, dtype=torch.long)
+    labels[0, 2:6, 3:9] = 4
     image[0, :, 2:6, 3:9] = torch.tensor([0.9, 0.1, 0.3]).view(3, 1, 1)
     for amount in (0.0, 0.25, 1.0):
         found = camouflage(image, labels, torch.tensor([amount]), torch.tensor([0.4]), torch.tensor([0.6]))
@@ -336,6 +336,15 @@ def test_camouflage_takes_texture_of_the_background_and_keeps_shading():
     assert (found / texture).std((0, 2)).max() < 1e-5, "the same factor in all pixels of a row"
     factor = (found / texture)[0, :, 0]
     assert factor[2:-2].diff().min() > 0 and factor[1] < 0.7 and factor[-2] > 1.3, "lit from below, as before"
+
+
+def test_the_background_is_label_0_even_if_an_object_is_larger():
+    image, labels = torch.full((2, 3, 16, 16), 0.25), torch.ones(2, 16, 16, dtype=torch.long)
+    labels[0, :, 12:] = 0
+    image[0, :, :, 12:] = 0.75
+    found = camouflage(image, labels, torch.ones(2), torch.zeros(2), torch.zeros(2))
+    torch.testing.assert_close(found[0], torch.full((3, 16, 16), 0.75))
+    assert torch.equal(found[1], image[1]), "no background to hide in"
 
 
 def test_camouflage_of_a_fraction_of_the_images(pixels):

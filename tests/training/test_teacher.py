@@ -102,6 +102,10 @@ def test_objects_of_labels_grow_over_the_background():
     assert grown.dtype == torch.uint8
     assert torch.equal(grown[0, 3:6, 3:8], torch.tensor([[2, 2, 2, 3, 3]] * 3)), "a tie goes to the smaller number"
     assert torch.equal(grown[1] == 1, (torch.arange(9) < 3)[:, None] & (torch.arange(9) < 7))
+    large = torch.ones(1, 4, 9, dtype=torch.uint8)
+    large[..., 6:] = 0
+    assert torch.equal(dilate_labels(large, 1)[0, 0], torch.tensor([1] * 7 + [0] * 2)), "the background is label 0"
+    assert torch.equal(dilate_labels(torch.zeros_like(large), 2), torch.zeros_like(large))
     radius = dilate_labels(labels[1:], 3)[0]
     assert torch.equal(radius == 1, (torch.arange(9) < 5)[:, None] & (torch.arange(9) < 9))
 
@@ -204,9 +208,17 @@ def test_other_teachers_images_and_refinements_have_other_labels(tmp_path, check
     ):
         training_data(config, fabric())
     training_data(taught(None, checkpoint, **cached, label_pixel_sigma=0.123), fabric())
+    training_data(taught(None, checkpoint, **cached, label_dilation=1), fabric())
     monkeypatch.setitem(teacher_module.DEFAULTS, "capacity", 7.0)
     training_data(taught(None, checkpoint, **cached), fabric())
-    assert len(list((tmp_path / "cache").glob("labels-*.npz"))) == 5
+    assert len(list((tmp_path / "cache").glob("labels-*.npz"))) == 6
+
+
+def test_tracks_are_kept_apart_from_labels_of_frames(tmp_path, checkpoint):
+    options = {"data": "moving", "model": "pair-discovery", "num_images": 24, "cache_dir": str(tmp_path)}
+    for tracks in (False, True):
+        training_data(taught(None, checkpoint, **options, loss__label_tracks=tracks), fabric())
+    assert len(list(tmp_path.glob("labels-*.npz"))) == 2
 
 
 @pytest.mark.parametrize("changed", [{"pixel_sigma": 0.05}, {"background_threshold": 5.0}])
@@ -296,6 +308,23 @@ def test_frames_of_clips_are_labelled_on_their_own():
     torch.testing.assert_close(label_cross_entropy(output, labels), expected)
 
 
+@pytest.mark.parametrize("tracks", [True, False])
+def test_tracks_teach_a_matching(tracks):
+    """The slots of the second frame come in another order. A matching that begins wrong is mended by tracks alone."""
+    labels = torch.zeros(1, 2, 8, 8, dtype=torch.long)
+    labels[:, :, :3, :3], labels[:, :, 5:, 5:] = 1, 2
+    first, second = (F.one_hot(labels, 3).movedim(-1, 2).float() * 0.97 + 0.01).unbind(1)
+    logits = torch.tensor([[4.0, 0, 0], [0, 0, 1], [0, 1, 0]]).requires_grad_()  # slots 1 and 2 are swapped
+    optimizer = torch.optim.Adam([logits], 0.1)
+    for _ in range(60):
+        partner = (logits.softmax(1) @ second.flatten(2)).view_as(second)
+        masks = torch.stack([first, partner], 1)
+        optimizer.zero_grad()
+        label_cross_entropy(SimpleNamespace(masks=masks, partition_masks=masks), labels, tracks=tracks).backward()
+        optimizer.step()
+    assert logits.argmax(1).tolist() == ([0, 1, 2] if tracks else [0, 2, 1])
+
+
 def test_the_loss_takes_labels_for_tracks():
     masks, labels = torch.randn(2, 2, 3, 8, 8).softmax(2), torch.randint(0, 3, (2, 2, 8, 8))
     image = torch.rand(2, 2, 3, 8, 8)
@@ -323,6 +352,8 @@ def test_tracks_go_to_one_slot_in_all_frames():
 def test_tracks_of_one_frame_are_labels_of_images():
     masks, partition = random_masks(), random_masks(size=(4, 6), seed=1)
     labels = random_masks(seed=2).argmax(1)
+    of_images = label_cross_entropy(output(masks, partition), labels, tracks=True)
+    torch.testing.assert_close(of_images, label_cross_entropy(output(masks, partition), labels))
     clips = SimpleNamespace(masks=masks[:, None], partition_masks=partition[:, None])
     found = label_cross_entropy(clips, labels[:, None], tracks=True)
     torch.testing.assert_close(found, label_cross_entropy(output(masks, partition), labels))
@@ -399,16 +430,18 @@ def test_a_model_of_clips_learns_the_labels_of_a_teacher_of_images(tmp_path, che
     assert near < 0.8 * far
 
 
-def test_a_model_of_pairs_learns_tracks(tmp_path, checkpoint):
-    options = {"data": "moving", "model": "pair-discovery", "num_images": 24, "num_eval_images": 24, "max_steps": 40}
-    with_labels = train(taught(tmp_path / "a", checkpoint, loss__label_tracks=True, eval_every=40, **options))
-    without = train(small(tmp_path / "b", eval_every=40, **options))
-    video = Scenes("moving", size=16, count=1).get_batch([0]).image
-    labels = label_videos(load(checkpoint), video)[0]
-    clips, labels = (torch.stack([x[t : t + 2] for t in range(8)]) for x in (video[0], labels))
+def test_a_model_of_pairs_learns_tracks(tmp_path):
+    options = {"data": "moving", "data__num_objects": (2, 2), "model": "pair-discovery", "image_size": (64, 64)}
+    options |= {"num_images": 24, "num_eval_images": 24, "max_steps": 30, "eval_every": 30, "slots__num_slots": 6}
+    with_labels = train(taught(tmp_path / "a", "tiny-64", loss__label_tracks=True, **options))
+    without = train(small(tmp_path / "b", **options))
+    video = Scenes("moving", size=64, num_objects=(2, 2), count=1).get_batch([0]).image
+    labels = label_videos(load("tiny-64"), video)[0]
+    assert len(labels.unique()) > 2
+    clips, labels = (torch.stack([x[t : t + 2] for t in range(23)]) for x in (video[0], labels))
     with torch.no_grad():
         far, near = (label_cross_entropy(load(run)(clips), labels, tracks=True) for run in (without, with_labels))
-    assert near < 0.8 * far
+    assert near < 0.95 * far
 
 
 def test_a_run_with_a_teacher_resumes(tmp_path, checkpoint, monkeypatch):
@@ -433,7 +466,7 @@ NO_TEACHER = {"teacher": None, "loss__label_weight": 0.0}
         ({"loss__label_weight": 0.0}, r"but its labels have no weight; expected --loss.label-weight"),
         (
             {"camouflage": 0.5, **NO_TEACHER},
-            r"camouflage is 0.5, but no labels say where objects are; expected --teacher too",
+            r"camouflage is 0.5, but there are no labels; expected --teacher too",
         ),
         (
             {"label_background_threshold": 1.5, **NO_TEACHER},
@@ -441,7 +474,7 @@ NO_TEACHER = {"teacher": None, "loss__label_weight": 0.0}
         ),
         (
             {"data": "textured", "data__flat_teacher": True, **NO_TEACHER},
-            r"data.flat_teacher is given, but there is no teacher; expected --teacher too",
+            r"data.flat_teacher is True, but there are no labels; expected --teacher too",
         ),
         ({"num_images": "endless"}, r"num_images is endless; expected a number: --teacher labels images"),
         (
@@ -459,8 +492,8 @@ NO_TEACHER = {"teacher": None, "loss__label_weight": 0.0}
             r"loss.label_background_weight is 2.0, but there are no labels; expected --teacher too",
         ),
         ({"label_dilation": 1, **NO_TEACHER}, r"label_dilation is 1, but there are no labels; expected --teacher too"),
-        ({"loss__label_tracks": True, **NO_TEACHER}, r"loss.label_tracks is given, but there are no labels; expected"),
-        ({"loss__label_tracks": True}, r"loss.label_tracks is given, but the model is one of images; expected a model"),
+        ({"loss__label_tracks": True, **NO_TEACHER}, r"loss.label_tracks is True, but there are no labels; expected"),
+        ({"loss__label_tracks": True}, r"loss.label_tracks is True, but the model is one of images; expected a model"),
     ],
 )
 def test_what_does_not_fit_a_teacher(tmp_path, checkpoint, changes, message):
@@ -477,12 +510,15 @@ def test_what_does_not_fit_a_teacher(tmp_path, checkpoint, changes, message):
 def test_a_model_of_clips_as_one_cannot_label_images(tmp_path, checkpoint):
     options = {"data": "moving", "model": "spacetime-discovery", "slots__partition": "spacetime-cut"}
     folder = train(small(tmp_path / "clips", **options, num_images=24, num_eval_images=24, max_steps=1))
-    with pytest.raises(ValueError, match=r"teacher is .*clips, which cannot label single images; expected a model of"):
+    with pytest.raises(
+        ValueError, match=r"teacher is .*clips, which cannot label single images; expected a model of images or"
+    ):
         validate(taught(tmp_path / "run", str(folder)))
 
 
 def test_a_model_may_have_fewer_slots_than_its_teacher(tmp_path, checkpoint):
-    assert train(taught(tmp_path / "run", checkpoint, slots__num_slots=2, max_steps=2)).is_dir()
+    trained = load(train(taught(tmp_path / "run", checkpoint, slots__num_slots=2, max_steps=2)))
+    assert trained.num_slots == 2 < load(checkpoint).num_slots
 
 
 def test_a_teacher_in_the_run_folder_is_kept(tmp_path, checkpoint):
@@ -503,6 +539,13 @@ def test_a_run_does_not_resume_with_other_labels(tmp_path, checkpoint):
     train(small(teacher, max_steps=5, num_images=4))  # the teacher is trained further
     with pytest.raises(ValueError, match=r"labels"):
         train(replace(config, max_steps=2))
+
+
+def test_a_run_does_not_resume_with_wider_labels(tmp_path, checkpoint):
+    config = taught(tmp_path / "run", checkpoint, max_steps=1)
+    train(config)
+    with pytest.raises(ValueError, match=r"label_?s?.dilation"):
+        train(replace(config, label_dilation=1, max_steps=2))
 
 
 @dataclass(frozen=True)
