@@ -80,8 +80,8 @@ class MSEConfig(LossConfig):
     label_weight: Annotated[float, Range(0, 65_536)] = 0.0
     """Weight of the cross-entropy of all masks given the labels of a teacher (--teacher); 0 for none."""
     label_background_weight: Annotated[float, Range(0, 65_536)] = 1.0
-    """Factor on the weight of background pixels, those of the largest label, in this term. Above 1, masks of objects
-    are narrower."""
+    """Factor on the weight of background pixels, those of the largest label, in this term. Below 1, masks of objects
+    are wider."""
     label_tracks: bool = False
     """Labels of videos are tracks: the teacher's slots are associated over time, and a label goes to one slot for all
     frames of a clip. Otherwise every frame is labelled on its own. For models of clips."""
