@@ -310,7 +310,8 @@ def draw_curves(kinds: Sequence[str], results: Mapping[str, Any], path: Path) ->
             axis.plot(steps, [100 * each for each in decoder], color=f"C{i}")
             axis.plot(steps, [100 * each for each in refined], color=f"C{i}", linestyle="--")
         axis.set(title=kind, xlabel="step", ylim=(0, 100))
-        axis.locator_params(axis="x", nbins=3)  # more labels overlap in a narrow panel
+        axis.set_xlim(left=0)
+        axis.locator_params(axis="x", nbins=4)  # more labels overlap in a narrow panel
         axis.grid(alpha=0.3)
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
