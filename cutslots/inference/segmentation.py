@@ -18,6 +18,7 @@ Shapes: L labels, H W the image.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -277,27 +278,24 @@ def fit_mixture(colors: np.ndarray) -> Mixture:
 def log_densities(x: np.ndarray, mixtures: list[Mixture]) -> Iterator[np.ndarray]:
     """Yield the log-density (n,) of colors x (3, n), float32, under each mixture with a uniform part.
 
-    The quadratic forms of all Gaussians are one matrix product with the products of x, x and 1. Around a gray of 0.5
-    these are small enough for float32.
+    Differences from the means, in units of the standard deviations, are one matrix product with x and 1 for all
+    Gaussians. Their squares are added after it: products of x with itself would cancel in float32.
     """
-    x = x - np.float32(0.5)
-    i, j = np.triu_indices(3)
-    features = np.concatenate([x[i] * x[j], x, np.ones_like(x[:1])])
+    features = np.concatenate([x - np.float32(0.5), np.ones_like(x[:1])])
     for mixture in mixtures:
-        exponents = _coefficients(mixture) @ features
-        np.exp(np.minimum(exponents, 80, out=exponents), out=exponents)  # exp(80) is finite
-        yield np.log(exponents.sum(0) + np.float32(OUTLIERS))
+        factors, log_norm = _whitening(mixture)
+        distances = factors @ features
+        np.square(distances, out=distances)
+        exponents = log_norm[:, None] - distances.reshape(-1, 3, x.shape[1]).sum(1)
+        yield np.log(np.exp(exponents, out=exponents).sum(0) + np.float32(OUTLIERS))
 
 
-def _coefficients(mixture: Mixture) -> np.ndarray:
-    """Return what the features of a color are multiplied by (K, 10): the logarithm of each weighted Gaussian."""
-    precision, means = np.linalg.inv(mixture.covariances), mixture.means - 0.5
-    linear = np.einsum("kij,kj->ki", precision, means)
+def _whitening(mixture: Mixture) -> tuple[np.ndarray, np.ndarray]:
+    """Return the factors (3 K, 4) of x - 0.5 and 1, and the logarithm (K,) of each weighted Gaussian at its mean."""
+    rows = np.linalg.cholesky(np.linalg.inv(mixture.covariances)).swapaxes(1, 2) / math.sqrt(2)
+    shift = -rows @ (mixture.means - 0.5)[:, :, None]
     log_norm = np.log(mixture.weights * (1 - OUTLIERS)) - np.linalg.slogdet(2 * np.pi * mixture.covariances)[1] / 2
-    constant = log_norm - (linear * means).sum(1) / 2
-    i, j = np.triu_indices(3)
-    squares = -precision[:, i, j] * np.where(i == j, 0.5, 1.0)
-    return np.hstack([squares, linear, constant[:, None]]).astype(np.float32)
+    return np.concatenate([rows, shift], 2).reshape(-1, 4).astype(np.float32), log_norm.astype(np.float32)
 
 
 # ---------------------------------------------------------------------------------------------------------- scribbles
