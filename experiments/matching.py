@@ -68,15 +68,16 @@ MOVI_PAIRS = (
     "--eval-every 1500 --num-eval-images 240"
 )
 # Longer; pairs keep learning the labels of their frames, and areas count up to a larger one.
-LABELS = "--loss.label-weight 0.03 --label-pixel-sigma 1 --label-merge-threshold 0.1 --label-background-threshold 1.2"
+TAUGHT = "--loss.label-weight 0.03 --label-merge-threshold 0.1 --label-background-threshold 1.2"
+LABELS = f"{TAUGHT} --label-pixel-sigma 1"
 HALF = "--decoder.skipped-doublings 1"
 LONG_PAIRS = (
     "movi --num-images 14400 --batch-size 16 --max-steps 5000 --lr-decay-steps 1250 --warmup-steps 100 "
     "--eval-every 2500 --num-eval-images 240 --match-half-area 0.1 --match-temperature 0.1"
 )
-TAUGHT = "--loss.label-weight 0.03 --label-merge-threshold 0.1 --label-background-threshold 1.2"
 TRACKS = "--loss.label-tracks"
-TAUGHT_PAIRS = f"{LONG_PAIRS} --max-frame-gap 3 {TAUGHT} --loss.label-background-weight 2.5"
+NARROW_PAIRS = f"{LONG_PAIRS} --max-frame-gap 3 --loss.label-background-weight 2.5"
+TAUGHT_PAIRS = f"{NARROW_PAIRS} {TAUGHT}"
 # For two CPU cores.
 BRIEF = f"{TAUGHT_PAIRS} {TRACKS} --num-images 2880 --batch-size 4 --lr 2e-4 --warmup-steps 50 --precision bf16-mixed"
 MOVI = {
@@ -87,7 +88,7 @@ MOVI = {
     "movi-half": f"{FRAMES} --num-images 36000 --batch-size 32 --max-steps 12539 "  # where it was stopped
     f"--lr-decay-steps 6000 --eval-every 4000 {HALF}",
     "movi-labeled": f"{LONG_PAIRS} {LABELS}",
-    "movi-tracks": f"{LONG_PAIRS} --max-frame-gap 3 {LABELS} {TRACKS} --loss.label-background-weight 2.5",
+    "movi-tracks": f"{NARROW_PAIRS} {LABELS} {TRACKS}",
     "movi-taught": f"{FRAMES} --num-images 14400 --batch-size 32 --max-steps 6000 --lr-decay-steps 3000 "
     f"--eval-every 3000 {TAUGHT} {HALF}",
     "movi-taught-tracks": f"{TAUGHT_PAIRS} {TRACKS}",

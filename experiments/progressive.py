@@ -56,11 +56,12 @@ HALF = "--decoder.skipped-doublings 1"
 PLAIN_LONG = "--batch-size 32"
 PLAIN_LABELS = "--loss.label-weight 0.03 --horizontal-flips --label-pixel-sigma 0.2"  # no textures to flatten
 PLAIN_SELF = f"--batch-size 16 --max-steps 4000 --lr-decay-steps 1000 {PLAIN_LABELS}"
-# Wide masks lose fewer pixels of objects to the background (docs/self_training.md).
-WIDE = (
+LABELED = (
     "--num-images 16000 --batch-size 32 --loss.label-weight 0.03 --horizontal-flips --label-pixel-sigma 0.5 "
-    "--label-merge-threshold 0.1 --label-background-threshold 1.2 --label-dilation 2 --eval-every 2000"
+    "--label-merge-threshold 0.1 --label-background-threshold 1.2 --eval-every 2000"
 )
+# Wide masks lose fewer pixels of objects to the background (docs/self_training.md).
+GROWN = f"{LABELED} --label-dilation 2"
 PLAIN_STAGES = {
     "plain": dict.fromkeys(("self-1", "self-2", "self-3"), PLAIN_SELF),
     "plain-long": {
@@ -68,12 +69,12 @@ PLAIN_STAGES = {
         "self-1": f"{PLAIN_LONG} --max-steps 10000 --lr-decay-steps 2500 --eval-every 2500 {PLAIN_LABELS} {HALF}",
     },
     "plain-wide": {
-        "self-1": f"{WIDE} --label-dilation 0 --max-steps 6000 --lr-decay-steps 2000 {HALF}",
-        "self-2": f"{WIDE} --max-steps 8000 --lr-decay-steps 2000",
+        "self-1": f"{LABELED} --max-steps 6000 --lr-decay-steps 2000 {HALF}",
+        "self-2": f"{GROWN} --max-steps 8000 --lr-decay-steps 2000",
     },
     "plain-taught": {
-        "half": f"{WIDE} --max-steps 6000 --lr-decay-steps 6000 {HALF}",
-        "full": f"{WIDE} --max-steps 8000 --lr-decay-steps 2000",
+        "half": f"{GROWN} --max-steps 6000 --lr-decay-steps 6000 {HALF}",
+        "full": f"{GROWN} --max-steps 8000 --lr-decay-steps 2000",
     },
 }
 TEACHERS = {"plain-taught": "plain-128"}  # of all stages

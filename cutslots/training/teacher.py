@@ -172,9 +172,6 @@ def open_teacher(config: RunConfig) -> Discovery:
     if teacher.spacetime or teacher.reconstructs_features or not _can_refine(teacher):
         given = f"teacher is {config.teacher}, which cannot label single images"
         raise ValueError(f"{given}; expected a model of images or of pairs")
-    if config.label_tracks and "area" not in teacher.associations:
-        given = f"teacher is {config.teacher}, which is associated by {' or '.join(teacher.associations)}"
-        raise ValueError(f"{given}; with --loss.label-tracks expected one that is associated by area")
     if teacher.image_size != config.image_size:
         given = f"teacher is {config.teacher}, a model of {teacher.image_size} images"
         raise ValueError(f"{given}; expected the image size of the run, {config.image_size}")
@@ -270,7 +267,7 @@ def label_images(teacher: Discovery, image: Tensor, **refinement: float) -> Tens
     """
     output = teacher(image)
     check_finite(teacher, masks=output.masks)
-    return rank_labels(refine_masks(output, image, **refinement).argmax(1)[:, None], teacher.num_slots)[:, 0]
+    return number_by_area(refine_masks(output, image, **refinement).argmax(1)[:, None], teacher.num_slots)[:, 0]
 
 
 @torch.no_grad()
@@ -282,10 +279,10 @@ def label_videos(teacher: Discovery, clips: Tensor, **refinement: float) -> Tens
     """
     tracker = Tracker(teacher, "area")
     labels = [refine_masks(tracker(frame), frame, **refinement).argmax(1) for frame in clips.unbind(1)]
-    return rank_labels(torch.stack(labels, 1), teacher.num_slots)
+    return number_by_area(torch.stack(labels, 1), teacher.num_slots)
 
 
-def rank_labels(labels: Tensor, count: int) -> Tensor:
+def number_by_area(labels: Tensor, count: int) -> Tensor:
     """Return labels (B, T, H, W) below `count`, numbered by their area in T frames, the largest first, uint8."""
     area = one_hot(labels.flatten(1), count).sum(1)
     rank = area.argsort(dim=1, descending=True, stable=True).argsort(1)
@@ -299,10 +296,11 @@ def dilate_labels(labels: Tensor, pixels: int) -> Tensor:
     """
     if not pixels:
         return labels
-    objects = one_hot(labels.long())[..., 1:].movedim(-1, 1).to(torch.float32)
-    for _ in range(pixels if objects.shape[1] else 0):
+    objects = one_hot(labels.long()).movedim(-1, 1).to(torch.float32)
+    objects[:, 0] = 0
+    for _ in range(pixels):
         count, most = avg_pool2d(objects, 3, 1, 1).max(1)
         grows = (objects.sum(1) == 0) & (count > 0)
         objects = torch.where(grows[:, None], one_hot(most, objects.shape[1]).movedim(-1, 1), objects)
-        labels = torch.where(grows, (most + 1).to(labels.dtype), labels)
+        labels = torch.where(grows, most.to(labels.dtype), labels)
     return labels
