@@ -4,6 +4,7 @@
     python -m experiments.matching ... --stop-after 9                   # for nine minutes
     python -m experiments.matching ... --quick                          # a few steps on a few small images
     python -m experiments.matching ... --match none --no-write --figure areas-0      # draws matched frames of videos
+    python -m experiments.matching ... --match none --no-write --tracks-figure movi-taught-tracks-0    # tracked frames
 
 Runs begin with the encoder, slots and decoder of a checkpoint that finds objects in frames (`--initial`). What is
 learned is how slots of two frames are paired. Runs of the paper's preset `movi` begin with random weights, and with
@@ -15,9 +16,8 @@ single frames:
                                            frames, as in the paper, with the labels of movi-half
     movi-tracks                            pairs with labels that are tracks, up to 3 frames apart, and more weight on
                                            the background
-    movi-taught, movi-taught-tracks        single frames with the labels of `--initial`, then such pairs with its tracks
-    movi-taught-labels                     pairs with labels of each frame on its own instead
-    movi-taught-projection                 tracks, and slots are matched by a learned projection
+    movi-taught, movi-taught-tracks        single frames with the labels of `--initial`, then pairs with its tracks
+    movi-eleven, movi-eleven-tracks        the same with 11 slots
     movi-brief-half, movi-brief            tracks, in small batches on a CPU, first with half of the resolution
 
 Every run on pairs is evaluated on whole videos with three associations: learned matching, the Hungarian algorithm on
@@ -31,17 +31,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import tyro
+from lightning_fabric import Fabric
 
 from cutslots.devices import make_fabric
-from cutslots.evaluation.visualize import visualize_pair
+from cutslots.evaluation.visualize import visualize_pair, visualize_videos
 from cutslots.files import write_atomically
 from cutslots.models.checkpoints import load
+from cutslots.models.discovery import Discovery
 from cutslots.scenes import Scenes
 from cutslots.training.config import TrainConfig
 from cutslots.viz.images import encode_png, image_grid
 from experiments.progressive import PLAIN_SELF, at_full_resolution
 from experiments.self_training import without_labels
-from experiments.study import SEEDS, Group, Options, Study, make_quick, make_table, run_study
+from experiments.study import SEEDS, Group, Options, Study, join_curves, make_quick, make_table, run_study
 from experiments.table import parse
 
 INITIAL = "moving-128"
@@ -78,6 +80,12 @@ LONG_PAIRS = (
 TRACKS = "--loss.label-tracks"
 NARROW_PAIRS = f"{LONG_PAIRS} --max-frame-gap 3 --loss.label-background-weight 2.5"
 TAUGHT_PAIRS = f"{NARROW_PAIRS} {TAUGHT}"
+TAUGHT_FRAMES = (
+    f"{FRAMES} --num-images 14400 --batch-size 32 --max-steps 6000 --lr-decay-steps 3000 --eval-every 3000 "
+    f"{TAUGHT} {HALF}"
+)
+TAUGHT_TRACKS = f"{TAUGHT_PAIRS} {TRACKS} --num-images 24000 --max-steps 8000 --lr-decay-steps 2000"
+ELEVEN = "--slots.num-slots 11"
 # For two CPU cores.
 BRIEF = f"{TAUGHT_PAIRS} {TRACKS} --num-images 2880 --batch-size 4 --lr 2e-4 --warmup-steps 50 --precision bf16-mixed"
 MOVI = {
@@ -89,11 +97,10 @@ MOVI = {
     f"--lr-decay-steps 6000 --eval-every 4000 {HALF}",
     "movi-labeled": f"{LONG_PAIRS} {LABELS}",
     "movi-tracks": f"{NARROW_PAIRS} {LABELS} {TRACKS}",
-    "movi-taught": f"{FRAMES} --num-images 14400 --batch-size 32 --max-steps 6000 --lr-decay-steps 3000 "
-    f"--eval-every 3000 {TAUGHT} {HALF}",
-    "movi-taught-tracks": f"{TAUGHT_PAIRS} {TRACKS}",
-    "movi-taught-labels": TAUGHT_PAIRS,
-    "movi-taught-projection": f"{TAUGHT_PAIRS} {TRACKS} --match-dim 64",
+    "movi-taught": TAUGHT_FRAMES,
+    "movi-taught-tracks": TAUGHT_TRACKS,
+    "movi-eleven": f"{TAUGHT_FRAMES} {ELEVEN}",
+    "movi-eleven-tracks": f"{TAUGHT_TRACKS} {ELEVEN}",
     "movi-brief-half": f"{BRIEF} --max-steps 1200 --lr-decay-steps 1200 --eval-every 600 {HALF}",
     "movi-brief": f"{BRIEF} --max-steps 1000 --lr-decay-steps 300 --eval-every 1000",
 }
@@ -102,7 +109,8 @@ BEFORE = {
     "movi-areas": "movi-self",
     "movi-labeled": "movi-half",
     "movi-tracks": "movi-half",
-    **dict.fromkeys(("movi-taught-tracks", "movi-taught-labels", "movi-taught-projection"), "movi-taught"),
+    "movi-taught-tracks": "movi-taught",
+    "movi-eleven-tracks": "movi-eleven",
     "movi-brief-half": "movi-taught",
     "movi-brief": "movi-brief-half",
 }
@@ -116,11 +124,11 @@ NAMES = {
     "movi-areas": "preset `movi`, up to 8 apart, areas, temperature 0.1",
     "movi-labeled": "preset `movi`, neighbouring frames with labels, areas, temperature 0.1",
     "movi-tracks": "preset `movi`, up to 3 apart with tracks, areas, temperature 0.1",
-    "movi-taught-labels": "preset `movi`, up to 3 apart with labels of our network, areas, temperature 0.1",
     "movi-taught-tracks": "preset `movi`, up to 3 apart with tracks of our network, areas, temperature 0.1",
-    "movi-taught-projection": "the same with a learned projection",
+    "movi-eleven-tracks": "the same with 11 slots",
     "movi-brief": "preset `movi`, briefly, with tracks of our network, areas, temperature 0.1",
 }
+CURVES = ("movi-taught-tracks", "movi-eleven-tracks", "movi-labeled")
 ASSOCIATIONS = ("learned", "hungarian", "area")
 METRICS = {
     "ari_fg": "ARI-FG",
@@ -137,6 +145,8 @@ class MatchingOptions(Options):
     """The checkpoint that runs begin with."""
     figure: str | None = None
     """Draw this run: frames 5 and 20 of test videos as matched pairs, as in the paper's appendix."""
+    tracks_figure: str | None = None
+    """Draw this run: frames of test videos that are tracked by learned matching."""
 
 
 def run_config(name: str, options: MatchingOptions) -> TrainConfig:
@@ -145,7 +155,7 @@ def run_config(name: str, options: MatchingOptions) -> TrainConfig:
     if options.quick:
         return make_quick(at_full_resolution(without_labels(config)))
     before = str(options.runs.resolve() / f"{BEFORE[change]}-{seed}") if change in BEFORE else options.initial
-    teacher = options.initial if change.startswith(("movi-taught", "movi-brief")) else before
+    teacher = options.initial if change.startswith(("movi-taught", "movi-eleven", "movi-brief")) else before
     config = replace(config, teacher=teacher if cast(Any, config.loss).label_weight else None)
     return replace(config, init_from=None if change in MOVI and change not in BEFORE else before)
 
@@ -161,27 +171,67 @@ def table(results: dict[str, Any]) -> str:
     return make_table(("pairs",), groups, METRICS, results, "association")
 
 
+def chain(name: str) -> list[str]:
+    """Return the runs of preset `movi` that lead to a run, and the run.
+
+    >>> chain("movi-brief-1")
+    ['movi-taught-1', 'movi-brief-half-1', 'movi-brief-1']
+    """
+    change, seed = name.rsplit("-", 1)
+    return [*(chain(f"{BEFORE[change]}-{seed}") if change in BEFORE else ()), name]
+
+
+def curves(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the validation curves of runs of preset `movi` over the steps of all stages."""
+    names = (f"{kind}-{seed}" for kind in CURVES for seed in SEEDS)
+    return {name: {"curve": join_curves(results, chain(name))} for name in names if name in results}
+
+
 RUN_NAMES = (
     *(f"{change}-{seed}" for seed in SEEDS for change in CHANGES),
     *(f"{stage}-{seed}" for seed in SEEDS for stage in MOVI),
 )
-STUDY = Study("matching", RUN_NAMES, run_config, test_data, METRICS, table, {name: name for name in ASSOCIATIONS})
+STUDY = Study(
+    "matching",
+    RUN_NAMES,
+    run_config,
+    test_data,
+    METRICS,
+    table,
+    {name: name for name in ASSOCIATIONS},
+    curves=CURVES,
+    joined=curves,
+)
 
 
 def draw_pairs(checkpoint: Path, path: Path, num_videos: int = 3) -> None:
     """Draw distant frames of the first test videos; slots that are matched have one color."""
-    fabric = make_fabric("auto", 1, 1, "32-true")
-    model = load(checkpoint, fabric.device)
-    data = Scenes("moving", "test", model.image_size, count=num_videos)
+    model, data, fabric = _open(checkpoint, num_videos)
     shown = [visualize_pair(model, data, index, fabric) for index in range(num_videos)]
     rows = [list(pair.panels(i).values())[:4] for pair in shown if pair is not None for i in range(2)]
     write_atomically(path, encode_png(image_grid(rows)))
+
+
+def draw_tracks(checkpoint: Path, path: Path, num_videos: int = 3, frames: tuple[int, ...] = (5, 20)) -> None:
+    """Draw frames of the first test videos, tracked by learned matching; a track has one color."""
+    model, data, fabric = _open(checkpoint, num_videos)
+    videos = visualize_videos(model, data, fabric, num_videos, "learned").videos
+    rows = [list(video.panels(i).values())[:5] for video in videos for i in frames]
+    write_atomically(path, encode_png(image_grid(rows)))
+
+
+def _open(checkpoint: Path, num_videos: int) -> tuple[Discovery, Scenes, Fabric]:
+    fabric = make_fabric("auto", 1, 1, "32-true")
+    model = load(checkpoint, fabric.device)
+    return model, Scenes("moving", "test", model.image_size, count=num_videos), fabric
 
 
 def main(options: MatchingOptions) -> None:
     run_study(STUDY, options)
     if options.figure is not None:
         draw_pairs(options.runs / options.figure, options.docs / "img" / "matched_pairs.png")
+    if options.tracks_figure is not None:
+        draw_tracks(options.runs / options.tracks_figure, options.docs / "img" / "matched_tracks.png")
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ The variants:
     graph-ocl        preset `graph-ocl`, the authors' released code, without self-training
     plain            preset `clevr` on plain scenes; self-training, three times, follows the second stage
     plain-long       the same for longer with half of the resolution, then self-training with it
-    plain-wide       quarter, half, then self-training with labels that are grown over the background
-    plain-taught     half, full, from the first step on with such labels of the checkpoint `plain-128`
+    plain-direct     full resolution only, then self-training with labels that are grown over the background
+    plain-full       the same for longer, which takes about 20 minutes of a GPU that nothing shares
+    plain-taught     half, full, from the first step on with grown labels of the checkpoint `plain-128`
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import tyro
 
 from cutslots.training.config import TrainConfig
 from experiments.self_training import COLORS, without_labels
-from experiments.study import SEEDS, Group, Options, Study, make_quick, make_table, run_study
+from experiments.study import SEEDS, Group, Options, Study, join_curves, make_quick, make_table, run_study
 from experiments.table import TEST_FAMILIES, parse
 from experiments.weights import METRICS as REFINED_METRICS
 
@@ -56,25 +57,28 @@ HALF = "--decoder.skipped-doublings 1"
 PLAIN_LONG = "--batch-size 32"
 PLAIN_LABELS = "--loss.label-weight 0.03 --horizontal-flips --label-pixel-sigma 0.2"  # no textures to flatten
 PLAIN_SELF = f"--batch-size 16 --max-steps 4000 --lr-decay-steps 1000 {PLAIN_LABELS}"
-LABELED = (
-    "--num-images 16000 --batch-size 32 --loss.label-weight 0.03 --horizontal-flips --label-pixel-sigma 0.5 "
-    "--label-merge-threshold 0.1 --label-background-threshold 1.2 --eval-every 2000"
-)
 # Wide masks lose fewer pixels of objects to the background (docs/self_training.md).
-GROWN = f"{LABELED} --label-dilation 2"
+GROWN = (
+    "--batch-size 32 --loss.label-weight 0.03 --horizontal-flips --label-pixel-sigma 0.5 --label-merge-threshold 0.1 "
+    "--label-background-threshold 1.2 --label-dilation 2 --eval-every 2000"
+)
 PLAIN_STAGES = {
     "plain": dict.fromkeys(("self-1", "self-2", "self-3"), PLAIN_SELF),
     "plain-long": {
         "half": f"{PLAIN_LONG} --num-images 32000 --max-steps 30000 --lr-decay-steps 9000 --eval-every 3000 {HALF}",
         "self-1": f"{PLAIN_LONG} --max-steps 10000 --lr-decay-steps 2500 --eval-every 2500 {PLAIN_LABELS} {HALF}",
     },
-    "plain-wide": {
-        "self-1": f"{LABELED} --max-steps 6000 --lr-decay-steps 2000 {HALF}",
-        "self-2": f"{GROWN} --max-steps 8000 --lr-decay-steps 2000",
+    "plain-direct": {
+        "full": "--batch-size 64 --max-steps 4000 --lr-decay-steps 2000",
+        "self-1": f"{GROWN} --max-steps 4000 --lr-decay-steps 1000",
+    },
+    "plain-full": {
+        "full": "--batch-size 64 --num-images 50000 --max-steps 36000 --lr-decay-steps 9000 --eval-every 3000",
+        "self-1": f"{GROWN} --num-images 16000 --max-steps 8000 --lr-decay-steps 2000",
     },
     "plain-taught": {
-        "half": f"{GROWN} --max-steps 6000 --lr-decay-steps 6000 {HALF}",
-        "full": f"{GROWN} --max-steps 8000 --lr-decay-steps 2000",
+        "half": f"{GROWN} --num-images 16000 --max-steps 6000 --lr-decay-steps 6000 {HALF}",
+        "full": f"{GROWN} --num-images 16000 --max-steps 8000 --lr-decay-steps 2000",
     },
 }
 TEACHERS = {"plain-taught": "plain-128"}  # of all stages
@@ -87,7 +91,8 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...], tuple[int, ...]]] = {  # options
     "graph-ocl": ("graph-ocl --precision bf16-mixed", UP_TO_FULL, (0,)),
     "plain": ("clevr", ("quarter", "half", "self-1", "self-2", "self-3"), (0,)),
     "plain-long": ("clevr", ("half", "self-1"), (0,)),
-    "plain-wide": ("clevr", ("quarter", "half", "self-1", "self-2"), (0,)),
+    "plain-direct": ("clevr", ("full", "self-1"), (0,)),
+    "plain-full": ("clevr", ("full", "self-1"), (0,)),
     "plain-taught": ("clevr", ("half", "full"), (0,)),
 }
 NAMES = {
@@ -103,7 +108,10 @@ NAMES = {
     "plain-self-3": "`clevr`, self-training three times",
     "plain-long-half": "`clevr`, longer, half resolution",
     "plain-long-self-1": "`clevr`, longer, half resolution, self-training",
-    "plain-wide-self-2": "`clevr`, self-training twice, wide labels",
+    "plain-direct-full": "`clevr`, full resolution",
+    "plain-direct-self-1": "`clevr`, full resolution, wide labels",
+    "plain-full-full": "`clevr`, full resolution, longer",
+    "plain-full-self-1": "`clevr`, full resolution, longer, wide labels",
     "plain-taught-full": "`clevr`, wide labels of `plain-128`",
 }
 
@@ -185,12 +193,9 @@ def curves(results: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for variant, (_, stages, seeds) in VARIANTS.items():
         for seed in seeds:
-            curve: list[list[float]] = []
-            for name in chain(f"{variant}-{stages[-1]}-{seed}"):
-                if name in results and f"{variant}-{stages[0]}-{seed}" in results:
-                    start = total_steps(name, results) - results[name]["steps"]
-                    curve += [[start + step, *metrics] for step, *metrics in results[name]["curve"]]
-            found |= {f"{variant}-{seed}": {"curve": curve}} if curve else {}
+            if f"{variant}-{stages[0]}-{seed}" in results:
+                names = chain(f"{variant}-{stages[-1]}-{seed}")
+                found[f"{variant}-{seed}"] = {"curve": join_curves(results, names)}
     return found
 
 

@@ -127,7 +127,17 @@ def print_end(name: str, code: int, waiting: int) -> None:
 
 def flags(options: Options) -> list[str]:
     """Return the options of one run's process."""
-    own = {"docs", "match", "jobs", "stop_after", "write", "one", "quick", "figure"}  # of the command, not of a run
+    own = {
+        "docs",
+        "match",
+        "jobs",
+        "stop_after",
+        "write",
+        "one",
+        "quick",
+        "figure",
+        "tracks_figure",
+    }  # of the command, not of a run
     found = []
     for name, value in vars(options).items():
         if name not in own and value is not None:
@@ -289,6 +299,16 @@ def curve(folder: Path) -> list[list[float]]:
     """Return step, ARI-FG of decoder masks and of refined masks of each validation."""
     rows = ((line["step"], line["val"]) for line in read_lines(folder / "metrics.jsonl") if "val" in line)
     return [[step, *(round(values[name], 4) for name in ("ari_fg", "refined_ari_fg"))] for step, values in rows]
+
+
+def join_curves(results: Mapping[str, Any], names: Iterable[str]) -> list[list[float]]:
+    """Return the validation curve of runs that begin with each other, over the steps of all."""
+    joined: list[list[float]] = []
+    start = 0
+    for run in (results[name] for name in names if name in results):
+        joined += [[start + step, *metrics] for step, *metrics in run["curve"]]
+        start += run["steps"]
+    return joined
 
 
 def draw_curves(kinds: Sequence[str], results: Mapping[str, Any], path: Path) -> None:

@@ -45,7 +45,7 @@ from cutslots.training.losses import Loss
 
 FORMAT = 2
 IMAGES_PER_BATCH = {"cuda": 256}  # labelled at once; 16 on other devices
-VIDEOS_PER_BATCH = {"cuda": 16}  # 1 on other devices
+VIDEOS_PER_BATCH = {"cuda": 64}  # 1 on other devices
 
 
 class LabeledImages(VideoDataset):
