@@ -23,7 +23,7 @@ from cutslots.modules.decoders import Decoder, DecoderConfig, DecoderOutput
 from cutslots.modules.encoders import EncoderConfig
 from cutslots.modules.feature_decoders import FeatureDecoderOutput
 from cutslots.modules.slots import SlotModule, SlotsConfig
-from cutslots.programs.matching import MatchedSlots, harmonic_means, match_slots
+from cutslots.programs.matching import MatchedSlots, match_slots, pairwise_min
 from cutslots.programs.qp import check_positive
 from cutslots.registry import Range
 
@@ -137,7 +137,7 @@ class PairDiscovery(Discovery):
             return None
         if s_area is None or t_area is None:
             raise ValueError("s_area or t_area is None; a model with match_half_area expects the areas of both")
-        area = harmonic_means(upcast_half(s_area), upcast_half(t_area))
+        area = pairwise_min(upcast_half(s_area), upcast_half(t_area))
         return area / (area + self.match_half_area)
 
     def transform(self, s: Tensor, r: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 `Tracker` returns slots in the order of tracks: slot k is the same object in every frame. Slots of a new frame are
 assigned to tracks one to one by an association:
 
-- **area**: maximises the sum of  h(a_i, a_j) cos(s_i, t_j),  h being the harmonic mean of the areas of track i and
-  slot j. Without areas the many empty slots outvote the few objects. s_i is a running mean over the track.
+- **area**: maximises the sum of  min(a_i, a_j) cos(s_i, t_j),  a_i and a_j being the areas of track i and slot j.
+  Without areas the many empty slots outvote the few objects. s_i and a_i are running means over the track.
 - **learned**: the learned matching of `PairDiscovery` between this frame and the one before (the paper's algorithm 3),
   rounded. The frame is decoded from the pairs. With `match_half_area`, between this frame and running
   means of the tracks, weighted by the areas of decoder masks; every frame is decoded twice.
@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from cutslots.models.discovery import Discovery, ModelOutput, check_finite, make_output, map_output
 from cutslots.modules.base import upcast_half
-from cutslots.programs.matching import harmonic_means
+from cutslots.programs.matching import pairwise_min
 
 MOMENTUM = 0.5  # of the running means: a slot that changes its object over more than a few frames is lost
 MIN_AREA = 1e-4  # added to the share of pixels, so that no area is zero
@@ -81,7 +81,7 @@ class Tracker:
             order = assignment(self.slots @ slots.mT)
         else:
             similarity = F.normalize(self.mean, dim=-1) @ F.normalize(slots, dim=-1).mT
-            order = assignment(harmonic_means(self.area, area) * similarity)
+            order = assignment(pairwise_min(self.area, area) * similarity)
         self.slots = take_slots(slots, order)
         self.mean = MOMENTUM * self.mean + (1 - MOMENTUM) * self.slots
         self.area = MOMENTUM * self.area + (1 - MOMENTUM) * take_slots(area, order)

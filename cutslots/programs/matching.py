@@ -103,12 +103,13 @@ def match_slots(
     return MatchedSlots(weights @ t, weights)
 
 
-def harmonic_means(a: Tensor, b: Tensor) -> Tensor:
-    """Return the harmonic means (..., K1, K2) of all pairs of non-negative values a (..., K1) and b (..., K2).
+def pairwise_min(a: Tensor, b: Tensor) -> Tensor:
+    """Return the smaller value (..., K1, K2) of each pair of values a (..., K1) and b (..., K2).
 
-    >>> harmonic_means(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 3.0]))
-    tensor([[0.0000, 0.0000],
-            [1.0000, 1.5000]])
+    Of two areas it is the largest overlap that they can have.
+
+    >>> pairwise_min(torch.tensor([0.0, 2.0]), torch.tensor([1.0, 3.0]))
+    tensor([[0., 0.],
+            [1., 2.]])
     """
-    total = a.unsqueeze(-1) + b.unsqueeze(-2)
-    return 2 * a.unsqueeze(-1) * b.unsqueeze(-2) / total.clamp(min=torch.finfo(total.dtype).tiny)
+    return torch.minimum(a.unsqueeze(-1), b.unsqueeze(-2))

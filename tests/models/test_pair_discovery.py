@@ -238,8 +238,8 @@ def test_pairs_weighted_by_areas_written_out(match_dim):
     a, b = torch.rand(2, 2, 3)
     project = model.match_projection if match_dim else (lambda x: x)
     gain = torch.nn.functional.cosine_similarity(project(s)[:, :, None], project(t)[:, None], dim=-1)
-    mean = 2 / (1 / a[:, :, None] + 1 / b[:, None])
-    d = Matching(3, 3, model.match_gamma)(-gain * mean / (mean + HALF_AREA))
+    area = a[:, :, None].minimum(b[:, None])
+    d = Matching(3, 3, model.match_gamma)(-gain * area / (area + HALF_AREA))
     weights = model.match(s, t, a, b).weights
     torch.testing.assert_close(weights, torch.softmax(d / model.match_temperature, -1))
 

@@ -15,7 +15,7 @@ from cutslots.evaluation.metrics import video_metrics
 from cutslots.models.discovery import Discovery, DiscoveryConfig, DiscoveryOutput, build
 from cutslots.models.pair_discovery import PairDiscovery, PairDiscoveryConfig
 from cutslots.models.spacetime_discovery import SpacetimeDiscovery, SpacetimeDiscoveryConfig
-from cutslots.models.tracker import MOMENTUM, Tracker, assignment, reorder_slots, take_slots, track_clip
+from cutslots.models.tracker import MIN_AREA, MOMENTUM, Tracker, assignment, reorder_slots, take_slots, track_clip
 from cutslots.modules.decoders import DecoderOutput, SpatialBroadcastConfig
 from cutslots.modules.encoders import CNNConfig
 from cutslots.modules.partition import CutPartitionConfig, SpacetimePartitionConfig
@@ -203,6 +203,22 @@ def test_object_that_moves_to_another_slot(kind, association, switches):
     assert video_metrics(truth, tracks)["id_switches"].item() == switches
     assert (tracks[:, 0][truth[:, 0] > 0] == 1).all()
     assert (tracks[:, -1][truth[:, -1] > 0] == 1 + switches).all()
+
+
+def test_area_maximises_the_sum_of_smaller_areas_times_cosines(rng):
+    slots = torch.from_numpy(rng.standard_normal((1, 2, 4, 16))).float()
+    labels = torch.from_numpy(rng.choice(4, (2, SIDE, SIDE), p=[0.5, 0.3, 0.15, 0.05]))
+    masks = F.one_hot(labels, 4).movedim(-1, 1).float()[None]
+    outputs = list(track_clip(model_with("images", slots, masks), numbered_frames(1, 2), "area"))
+    (s, t), (a, b) = slots[0], masks[0].mean((-1, -2)) + MIN_AREA
+    gain = torch.tensor(
+        [
+            [min(x, y) * torch.cosine_similarity(u, v, 0) for v, y in zip(t, b, strict=True)]
+            for u, x in zip(s, a, strict=True)
+        ]
+    )
+    best = max(itertools.permutations(range(4)), key=lambda order: sum(gain[i, j] for i, j in enumerate(order)))
+    assert torch.equal(outputs[1].slots[0], t[list(best)])
 
 
 def test_hungarian_compares_with_the_previous_frame_only():
