@@ -52,6 +52,7 @@ EVALUATIONS = (
     "cutslots evaluate textured-paper-128 --data textured ood camo --num-images 500",
     "cutslots evaluate tiny-64 --data plain:2-5 --num-images 128",
     "cutslots evaluate moving-128 --data moving --num-images 64",
+    "cutslots evaluate moving-paper-128 --data moving --num-images 64 --association learned",
 )
 # The checkpoints that are evaluated on renders, and the family that the renders resemble.
 RENDERED = {"plain-128": "plain", "textured-128": "textured", "textured-paper-128": "textured"}

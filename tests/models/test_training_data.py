@@ -112,6 +112,7 @@ FAMILIES = {
     "textured-128": ("textured", None),
     "textured-paper-128": ("textured", None),
     "moving-128": ("moving", None),
+    "moving-paper-128": ("moving", None),
 }
 PHOTOGRAPHS = ["astronaut", "coffee", "camera", "coins", "chelsea"]  # with scikit-image
 
