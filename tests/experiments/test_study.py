@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from cutslots.evaluation import evaluate
 from cutslots.models.checkpoints import load, save
@@ -15,16 +16,17 @@ from cutslots.scenes import Scenes
 from cutslots.scenes.export import generate
 from cutslots.training import loop
 from cutslots.training.presets import PRESETS
-from experiments import comparison, matching, preset, progressive, self_training, study, weights
+from experiments import comparison, matching, matching_options, preset, progressive, self_training, study, weights
 from experiments.study import SEEDS, Options, collect, flags, is_complete, run_study
 from tests.experiments.test_table import differences
-from tests.models.configs import TINY
+from tests.models.configs import PAIRS, TINY
 from tests.small_runs import Module
 
 DOCS = Path(__file__).parents[2] / "docs"
 STUDIES = {
     "comparison": comparison.STUDY,
     "matching": matching.STUDY,
+    "matching_options": matching_options.STUDY,
     "preset": preset.STUDY,
     "progressive": progressive.STUDY,
     "self_training": self_training.STUDY,
@@ -177,6 +179,36 @@ def test_a_model_of_pairs_is_evaluated_with_every_association(tmp_path, monkeypa
     assert given == [(("moving",), name, name) for name in ("learned", "hungarian", "area")]
 
 
+def test_each_option_of_matching_is_changed_alone(tmp_path):
+    options = Options(tmp_path)
+    assert matching_options.NAMES.keys() == matching_options.OPTIONS.keys()
+    near = matching_options.run_config("near-1", options)
+    for change in matching_options.OPTIONS:
+        config = matching_options.run_config(f"{change}-1", options)
+        found = differences(config, near) - {"model.encoder", "init_from"}
+        assert len(found) == {"near": 0, "all": 3}.get(change, 1), (change, found)
+        assert all(name == "max_frame_gap" or name.startswith(("model.match", "model.pairing")) for name in found)
+        first = matching_options.run_config(Path(config.init_from).name, options)
+        assert study.needed_runs(config, tmp_path) == [Path(config.init_from)]
+        assert first.init_from is None and first.model.frames == 1 and first.seed == config.seed
+        assert all(getattr(first.model, part) == getattr(config.model, part) for part in loop.PARTS)
+
+
+def test_encoders_of_matching_differ_in_batch_normalisation(tmp_path):
+    plain, norm = (matching_options.run_config(f"{name}-0", Options(tmp_path)) for name in ("resnet", "norm"))
+    assert replace(plain.model.encoder, batch_norm=True) == norm.model.encoder
+    assert differences(norm, plain) == {"model.encoder.batch_norm"}
+
+
+def test_row_of_an_option():
+    test = {"learned": 0.5, "hungarian": 0.4, "area": 0.6}
+    run = {"test": {name: {"ari_fg": value, "ari": 0.8, "frame_ari_fg": 0.9} for name, value in test.items()}}
+    rows = matching_options.table({"far-0": run, "far-2": run}).splitlines()
+    names = "frames up to 8 apart"
+    one = " | ".join(f"{v} ({v} to {v})" for v in ("50.0", "40.0", "10.0", "60.0", "80.0", "90.0"))
+    assert f"| {names} | 2 | {one} |" in rows and sum("not run" in row for row in rows) == len(rows) - 3
+
+
 def test_average_of_checkpoints(tmp_path):
     models = [build(TINY) for _ in range(3)]
     for i, model in enumerate(models):
@@ -220,17 +252,39 @@ def test_the_first_run_of_preset_movi_begins_with_random_weights(tmp_path):
         before = matching.BEFORE.get(stage)
         assert config.init_from == (None if before is None else str(tmp_path / f"{before}-1")) and config.seed == 1
         on_frames, low = config.model.frames == 1, config.model.decoder.skipped_doublings > 0
-        by_ours = "taught" in stage or "brief" in stage
+        by_ours = any(kind in stage for kind in ("taught", "eleven", "brief"))
         teacher = matching.INITIAL if by_ours else config.init_from
         assert config.teacher == (teacher if config.loss.label_weight else None)
         assert bool(config.loss.label_weight) == (by_ours or stage.endswith(("self", "labeled", "tracks")))
-        assert config.loss.label_tracks == ("brief" in stage or stage.endswith(("tracks", "projection")))
+        assert config.loss.label_tracks == ("brief" in stage or stage.endswith("tracks"))
         assert config.loss.label_background_weight == (2.5 if config.max_frame_gap == 3 else 1)
         assert matching.test_data(f"{stage}-1", options) == (
             {} if on_frames or low else dict.fromkeys(matching.ASSOCIATIONS, "moving")
         )
+        model = PRESETS["movi"].model
+        if "eleven" in stage:
+            model = replace(model, slots=replace(model.slots, num_slots=11))
         parts = {"encoder", "slots"} if on_frames or low else {"encoder", "slots", "decoder"}
-        assert all(getattr(config.model, part) == getattr(PRESETS["movi"].model, part) for part in parts)
+        assert all(getattr(config.model, part) == getattr(model, part) for part in parts)
+
+
+def test_curves_of_preset_movi_begin_with_single_frames():
+    stages = {"movi-eleven-0": 6, "movi-eleven-tracks-0": 8, "movi-taught-1": 5}
+    results = {name: {"steps": steps, "curve": [[steps, 0.5, 0.6]]} for name, steps in stages.items()}
+    found = matching.curves(results)
+    assert {name: [step for step, *_ in each["curve"]] for name, each in found.items()} == {
+        "movi-eleven-tracks-0": [6, 14]
+    }
+
+
+@pytest.mark.parametrize("draw", [matching.draw_pairs, matching.draw_tracks])
+def test_figures_of_matched_frames(tmp_path, draw):
+    save(build(PAIRS), tmp_path)
+    draw(tmp_path, tmp_path / "figure.png", num_videos=2)
+    width, height = Image.open(tmp_path / "figure.png").size
+    size = PAIRS.image_size[0]
+    assert height // size == 4, "two frames of each video"
+    assert width // size == (4 if draw is matching.draw_pairs else 5)
 
 
 # ------------------------------------------------------------------------------------------------- progressive training
@@ -248,14 +302,14 @@ def test_every_stage_begins_with_the_one_before(tmp_path):
         first = stage == progressive.VARIANTS[variant][1][0] and variant != "penalty"
         before = None if first else BEFORE[stage]
         if variant.startswith("plain") and stage == "self-1":
-            before = "half"
+            before = "full" if variant in ("plain-direct", "plain-full") else "half"
         shared = "cut" if (variant, stage) == ("penalty", "half") else variant
         expected = [] if before is None else [tmp_path / f"{shared}-{before}-{seed}"]
         needed = study.needed_runs(config, tmp_path)
         assert needed == (2 * expected if stage.startswith("self") else expected)
         assert (config.teacher == "plain-128") == (variant == "plain-taught")
         assert all(path.name in progressive.RUN_NAMES for path in needed)
-        low = stage == "half" or (variant in ("plain-long", "plain-wide") and stage == "self-1")
+        low = stage == "half" or (variant == "plain-long" and stage == "self-1")
         assert config.model.decoder.skipped_doublings == (2 if stage == "quarter" else int(low))
         learns = stage.startswith("self") or variant == "plain-taught"
         assert (config.teacher is not None) == bool(config.loss.label_weight) == learns
