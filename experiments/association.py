@@ -1,15 +1,20 @@
-"""Evaluate the best possible associations of slots over time, for docs/matching.md.
+"""Evaluate associations of slots over time on the same slots, for docs/matching.md.
 
     python -m experiments.association moving-paper-128 moving-128
 
-Slots are associated by the true masks: in every frame each object gets the slot that covers it best, one to one, or
-each slot goes to the object that it covers most. What is left to an ARI-FG of 100 over whole videos are errors of the
-masks. A tracker is one to one.
+The associations are those of `Tracker`, and two that know the true masks. One to one, every object of a frame has the
+slot that covers it best; a tracker is one to one as well. Many to one, every slot of a frame goes to the object that it
+covers most, so several slots may be one object. These two are references, not bounds: both decide in each frame alone.
+Errors of the masks account for the rest up to 100.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Annotated, Any
 
 import torch
 import tyro
@@ -18,54 +23,115 @@ from torch import Tensor
 
 from cutslots.devices import make_fabric
 from cutslots.evaluation.metrics import adjusted_rand_index, contingency
-from cutslots.files import progress
+from cutslots.files import progress, write_atomically
 from cutslots.models.checkpoints import load
 from cutslots.models.discovery import Discovery
+from cutslots.models.tracker import track_clip
 from cutslots.scenes import Scenes
+from experiments.study import facts_of_device, write_table
+
+COLUMNS = {
+    "hungarian": "Hungarian",
+    "learned": "learned",
+    "learned_ahead": "learned - Hungarian",
+    "area": "area",
+    "one_to_one": "by true masks, one to one",
+    "many_to_one": "by true masks, many to one",
+}
 
 
 @torch.no_grad()
-def association_bounds(model: Discovery, video: Tensor, truth: Tensor) -> tuple[float, float]:
-    """Return the ARI-FG of a video (T, 3, H, W) with true masks (T, H, W): one to one, and each slot on its own."""
-    frames = [model.decode_frame(model.encode(frame[None])[0]).masks for frame in video]
-    labels = torch.cat(frames).argmax(1)
-    return bound_of_labels(truth, labels, one_to_one=True), bound_of_labels(truth, labels)
+def video_scores(model: Discovery, video: Tensor, truth: Tensor) -> dict[str, float]:
+    """Return the ARI-FG of a video (T, 3, H, W) with true masks (T, H, W) for each association."""
+    found = {name: _labels(model, video, name) for name in model.associations}
+    slots = found["hungarian"]  # the same slots as in all others, in another order
+    scores = {name: _ari_fg(_tables(truth, labels)) for name, labels in found.items()}
+    return scores | {
+        "learned_ahead": scores["learned"] - scores["hungarian"],
+        "one_to_one": ari_fg_by_true_masks(truth, slots, one_to_one=True),
+        "many_to_one": ari_fg_by_true_masks(truth, slots),
+    }
 
 
-def bound_of_labels(truth: Tensor, labels: Tensor, one_to_one: bool = False) -> float:
-    """Return the ARI-FG of the frames (T, H, W) of a video if every label of a frame is renamed to an object.
+def _labels(model: Discovery, video: Tensor, association: str) -> Tensor:
+    return torch.cat([output.masks.argmax(1) for output in track_clip(model, video[None], association)])
 
-    One to one, labels that no object gets keep their names.
+
+def ari_fg_by_true_masks(truth: Tensor, labels: Tensor, one_to_one: bool = False) -> float:
+    """Return the ARI-FG of the frames (T, H, W) of a video if the labels of a frame are renamed to the objects.
 
     >>> truth = torch.tensor([[[0, 1, 1, 2]], [[0, 1, 1, 2]]])
-    >>> bound_of_labels(truth, torch.tensor([[[3, 4, 4, 5]], [[3, 5, 5, 4]]]))  # right in each frame
+    >>> ari_fg_by_true_masks(truth, torch.tensor([[[3, 4, 4, 5]], [[3, 5, 5, 4]]]))  # right in each frame
     1.0
     """
-    tables = contingency(truth.cpu().long(), labels.cpu())[:, 1:].double()  # (T, objects, labels)
+    tables = _tables(truth, labels)
     objects, count = tables.shape[1:]
-    names = tables.argmax(1)  # (T, labels)
-    if one_to_one:
-        names = torch.arange(objects, objects + count).repeat(len(tables), 1)
-        for t, table in enumerate(tables):
-            rows, columns = linear_sum_assignment(table.numpy(), maximize=True)
-            names[t, columns] = torch.from_numpy(rows)
-    renamed = torch.nn.functional.one_hot(names, objects + count).double()  # (T, labels, names)
-    return float(adjusted_rand_index((tables @ renamed).sum(0)[None]))
+    names = torch.stack([_best_names(table) for table in tables]) if one_to_one else tables.argmax(1)
+    return _ari_fg(tables @ torch.nn.functional.one_hot(names, objects + count).double())
 
 
-def main(checkpoints: Annotated[tuple[str, ...], tyro.conf.Positional], num_videos: int = 64) -> None:
-    """Print the mean ARI-FG of test videos under the best possible associations, for each checkpoint."""
+def _best_names(table: Tensor) -> Tensor:
+    """Return a name for each label: an object's, or one of its own for a label that covers no object best."""
+    objects, count = table.shape
+    names = torch.arange(objects, objects + count)
+    rows, columns = map(torch.from_numpy, linear_sum_assignment(table.numpy(), maximize=True))
+    covers = table[rows, columns] > 0
+    names[columns[covers]] = rows[covers]
+    return names
+
+
+def _tables(truth: Tensor, labels: Tensor) -> Tensor:
+    """Return how many pixels objects and labels share in each frame: (T, objects, labels)."""
+    return contingency(truth.cpu().long(), labels.cpu())[:, 1:].double()
+
+
+def _ari_fg(tables: Tensor) -> float:
+    return float(adjusted_rand_index(tables.sum(0)[None]))
+
+
+def evaluate(checkpoint: str, num_videos: int) -> dict[str, Any]:
+    """Return the mean ARI-FG of test videos for each association."""
     device = make_fabric("auto", 1, 1, "32-true").device
+    model = load(checkpoint, device)
+    data = Scenes("moving", "test", model.image_size, count=num_videos)
+    scores = []
+    with progress() as bar:
+        for index in bar.track(range(num_videos), description=checkpoint):
+            image, truth = data.get_batch([index], device)
+            scores.append(video_scores(model, image[0], truth[0]))
+    found = {"num_slots": model.num_slots, "num_videos": num_videos, **facts_of_device()}
+    return found | {"ari_fg": {name: mean_and_error([score[name] for score in scores]) for name in COLUMNS}}
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of values of several videos and its standard error.
+
+    >>> mean_and_error([1.0, 3.0])
+    (2.0, 1.0)
+    """
+    return mean(values), stdev(values) / len(values) ** 0.5
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return a row for each checkpoint: means in percent and their standard errors."""
+    rows = [f"| checkpoint | slots | {' | '.join(COLUMNS.values())} |", "|" + "---|" * (2 + len(COLUMNS))]
+    for name, result in results.items():
+        pairs = (result["ari_fg"][column] for column in COLUMNS)
+        cells = " | ".join(f"{100 * middle:.1f} ± {100 * error:.1f}" for middle, error in pairs)
+        rows.append(f"| `{name}` | {result['num_slots']} | {cells} |")
+    return "\n".join(rows) + "\n"
+
+
+def main(
+    checkpoints: Annotated[tuple[str, ...], tyro.conf.Positional], num_videos: int = 64, docs: Path = Path("docs")
+) -> None:
+    """Write docs/association.json and the table of docs/matching.md, of checkpoints of pairs of frames."""
+    record = docs / "association.json"
+    results = json.loads(record.read_text()) if record.is_file() else {}
     for checkpoint in checkpoints:
-        model = load(checkpoint, device)
-        data = Scenes("moving", "test", model.image_size, count=num_videos)
-        values = []
-        with progress() as bar:
-            for index in bar.track(range(num_videos), description=checkpoint):
-                image, truth = data.get_batch([index], device)
-                values.append(association_bounds(model, image[0], truth[0]))
-        one_to_one, each = (100 * sum(value) / num_videos for value in zip(*values, strict=True))
-        print(f"{checkpoint}: ARI-FG {one_to_one:.1f} one to one, {each:.1f} each slot on its own, {num_videos} videos")
+        results[checkpoint] = evaluate(checkpoint, num_videos)
+        write_atomically(record, json.dumps(results, indent=1).encode())
+    write_table(docs / "matching.md", table(results), "associations")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ from experiments.jobs import Process, run_processes, start_process
 SEEDS = (0, 1, 2)
 NUM_RENDERS = 100  # the last images of a folder
 NUM_VIDEOS = 64  # at most, of test data that are videos: a video has many frames
-START, END = "<!-- table -->\n", "<!-- end of table -->"
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -269,11 +268,17 @@ def scores(folder: Path, name: str, metrics: Iterable[str]) -> dict[str, Any] | 
     return {key: found[key] for key in ("num_images", *metrics)}
 
 
-def write_table(path: Path, text: str) -> None:
+def marks(title: str = "table") -> tuple[str, str]:
+    """Return the lines before and after a table of a page."""
+    return f"<!-- {title} -->\n", f"<!-- end of {title} -->"
+
+
+def write_table(path: Path, text: str, title: str = "table") -> None:
     """Replace the table between its two marks."""
-    before, rest = path.read_text().split(START)
-    after = rest.split(END)[1]
-    write_atomically(path, (before + START + text + END + after).encode())
+    start, end = marks(title)
+    before, rest = path.read_text().split(start)
+    after = rest.split(end)[1]
+    write_atomically(path, (before + start + text + end + after).encode())
 
 
 def collect(study: Study, runs: Path) -> dict[str, Any]:

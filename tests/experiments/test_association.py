@@ -1,4 +1,6 @@
-"""The best possible association of slots over time."""
+"""Associations of slots over time, those of `Tracker` and by the true masks."""
+
+import json
 
 import pytest
 import torch
@@ -7,7 +9,7 @@ from cutslots import Scenes, load
 from cutslots.evaluation.metrics import video_metrics
 from cutslots.models.tracker import track_clip
 from experiments import association
-from experiments.association import association_bounds, bound_of_labels
+from experiments.association import ari_fg_by_true_masks, video_scores
 
 
 @pytest.mark.parametrize("one_to_one", [False, True])
@@ -15,7 +17,7 @@ def test_labels_may_have_another_name_in_every_frame(rng, one_to_one):
     truth = torch.from_numpy(rng.integers(0, 4, (5, 8, 9)))
     names = torch.stack([torch.from_numpy(rng.permutation(4)) for _ in range(5)])
     renamed = torch.stack([names[t][truth[t]] for t in range(5)])
-    assert bound_of_labels(truth, renamed, one_to_one) == 1
+    assert ari_fg_by_true_masks(truth, renamed, one_to_one) == 1
     assert video_metrics(truth[None], renamed[None])["ari_fg"] < 0.9
 
 
@@ -25,29 +27,47 @@ def test_errors_of_masks_remain(one_to_one):
     labels = torch.tensor([[[7, 3, 3, 3, 3, 3]], [[7, 5, 5, 5, 6, 6]]])  # one label covers both objects at first
     as_found = torch.tensor([[[0, 1, 1, 1, 1, 1]], [[0, 1, 1, 1, 2, 2]]])
     expected = video_metrics(truth[None], as_found[None])["ari_fg"]
-    assert bound_of_labels(truth, labels, one_to_one) == pytest.approx(float(expected)) and expected < 1
+    assert ari_fg_by_true_masks(truth, labels, one_to_one) == pytest.approx(float(expected)) and expected < 1
 
 
-def test_two_labels_of_an_object_are_one_only_if_each_is_on_its_own():
+def test_two_labels_of_an_object_are_one_only_many_to_one():
     truth = torch.tensor([[[0, 1, 1, 1, 2, 2]]])
     labels = torch.tensor([[[9, 4, 4, 6, 8, 8]]])
     expected = float(video_metrics(truth[None], labels[None])["ari_fg"])
-    assert bound_of_labels(truth, labels) == 1 > bound_of_labels(truth, labels, one_to_one=True)
-    assert bound_of_labels(truth, labels, one_to_one=True) == pytest.approx(expected)
+    assert ari_fg_by_true_masks(truth, labels) == 1 > ari_fg_by_true_masks(truth, labels, one_to_one=True)
+    assert ari_fg_by_true_masks(truth, labels, one_to_one=True) == pytest.approx(expected)
 
 
-def test_it_is_at_least_as_good_as_the_associations_of_the_tracker():
+def test_a_label_without_pixels_in_objects_is_no_object():
+    truth = torch.tensor([[[0, 1, 1, 2, 2, 0]], [[0, 1, 1, 2, 2, 0]]])
+    labels = torch.tensor([[[5, 3, 3, 3, 3, 4]]] * 2)  # two objects in one label, and labels of the background alone
+    assert ari_fg_by_true_masks(truth, labels, one_to_one=True) == ari_fg_by_true_masks(truth, labels)
+
+
+def test_scores_are_those_of_the_metrics_of_videos():
     model = load("moving-128")
     image, truth = Scenes("moving", "test", 128, count=1).get_batch([0])
     image, truth = image[:, :6], truth[:, :6]
-    one_to_one, each = association_bounds(model, image[0], truth[0])
-    for name in ("hungarian", "area"):
+    found = video_scores(model, image[0], truth[0])
+    for name in model.associations:
         labels = torch.stack([output.masks.argmax(1) for output in track_clip(model, image, name)], 1)
-        assert each >= one_to_one > float(video_metrics(truth, labels)["ari_fg"]) - 1e-9, name
+        assert found[name] == pytest.approx(float(video_metrics(truth, labels)["ari_fg"])), name
+        assert found["many_to_one"] >= found["one_to_one"] > found[name] - 1e-9, name
+    assert found["learned_ahead"] == found["learned"] - found["hungarian"]
 
 
-def test_main_prints_a_line_for_each_checkpoint(capsys, monkeypatch):
-    monkeypatch.setattr(association, "association_bounds", lambda model, video, truth: (0.5, 0.75))
-    association.main(("moving-128", "moving-128"), num_videos=2)
-    expected = "moving-128: ARI-FG 50.0 one to one, 75.0 each slot on its own, 2 videos\n"
-    assert capsys.readouterr().out.count(expected) == 2
+def test_main_writes_the_record_and_the_table(tmp_path, monkeypatch):
+    values = iter([0.25, 0.75, 0.5, 0.5])
+    monkeypatch.setattr(association, "video_scores", lambda *_: dict.fromkeys(association.COLUMNS, next(values)))
+    page = tmp_path / "matching.md"
+    page.write_text("before\n<!-- associations -->\nold\n<!-- end of associations -->\nafter\n")
+    for name in ("moving-128", "moving-paper-128"):  # the second keeps the first in the record
+        association.main((name,), num_videos=2, docs=tmp_path)
+    lines = page.read_text().splitlines()
+    assert lines[0] == "before" and lines[-1] == "after" and "old" not in lines
+    assert lines[4:6] == [
+        "| `moving-128` | 11 |" + " 50.0 ± 25.0 |" * 6,
+        "| `moving-paper-128` | 8 |" + " 50.0 ± 0.0 |" * 6,
+    ]
+    record = json.loads((tmp_path / "association.json").read_text())
+    assert record["moving-128"]["ari_fg"]["area"] == [0.5, 0.25] and record["moving-128"]["num_videos"] == 2
