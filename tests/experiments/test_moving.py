@@ -12,7 +12,7 @@ from cutslots.models.discovery import build
 from cutslots.training.options import parse_train
 from experiments import moving
 from experiments.moving import RUNS, Options, main
-from experiments.study import END, START
+from experiments.study import marks
 from tests.small_runs import small
 
 SMALL_RUNS = {
@@ -115,4 +115,5 @@ def test_page_in_the_repository_is_up_to_date(monkeypatch):
     monkeypatch.setattr(moving, "RUNS", RUNS)  # all of them, whatever the fixtures need
     docs = Path(__file__).parents[2] / "docs"
     text = moving.table(json.loads((docs / "moving.json").read_text()))
-    assert f"{START}{text}{END}" in (docs / "moving.md").read_text()
+    start, end = marks("table")
+    assert start + text + end in (docs / "moving.md").read_text()
