@@ -2,10 +2,10 @@
 
     python -m experiments.association moving-paper-128 moving-128
 
-The associations are those of `Tracker`, and two that know the true masks. One to one, every object of a frame has the
-slot that covers it best; a tracker is one to one as well. Many to one, every slot of a frame goes to the object that it
-covers most, so several slots may be one object. These two are references, not bounds: both decide in each frame alone.
-Errors of the masks account for the rest up to 100.
+The associations are those of `Tracker`, and two of the true masks. One to one, objects and slots of a frame are
+assigned so that they share the most pixels; a tracker is one to one as well. Many to one, every slot of a frame goes to
+the object that it covers most, so several slots may be one object. These two are references, not bounds: they decide in
+each frame alone. They have the masks of single frames, as all associations but the learned one, which decodes pairs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COLUMNS = {
 def video_scores(model: Discovery, video: Tensor, truth: Tensor) -> dict[str, float]:
     """Return the ARI-FG of a video (T, 3, H, W) with true masks (T, H, W) for each association."""
     found = {name: _labels(model, video, name) for name in model.associations}
-    slots = found["hungarian"]  # the same slots as in all others, in another order
+    slots = found["hungarian"]  # in another order those of all others, but for the learned one
     scores = {name: _ari_fg(_tables(truth, labels)) for name, labels in found.items()}
     return scores | {
         "learned_ahead": scores["learned"] - scores["hungarian"],
@@ -71,7 +71,7 @@ def ari_fg_by_true_masks(truth: Tensor, labels: Tensor, one_to_one: bool = False
 
 
 def _best_names(table: Tensor) -> Tensor:
-    """Return a name for each label: an object's, or one of its own for a label that covers no object best."""
+    """Return a name for each label: an object's, or one of its own for a label without one."""
     objects, count = table.shape
     names = torch.arange(objects, objects + count)
     rows, columns = map(torch.from_numpy, linear_sum_assignment(table.numpy(), maximize=True))
@@ -90,9 +90,11 @@ def _ari_fg(tables: Tensor) -> float:
 
 
 def evaluate(checkpoint: str, num_videos: int) -> dict[str, Any]:
-    """Return the mean ARI-FG of test videos for each association."""
+    """Return the ARI-FG of test videos for each association, and facts of the evaluation."""
     device = make_fabric("auto", 1, 1, "32-true").device
     model = load(checkpoint, device)
+    if "learned" not in model.associations:
+        raise SystemExit(f"{checkpoint} has no learned matching: it is a {type(model).__name__}, not a PairDiscovery")
     data = Scenes("moving", "test", model.image_size, count=num_videos)
     scores = []
     with progress() as bar:
@@ -126,6 +128,8 @@ def main(
     checkpoints: Annotated[tuple[str, ...], tyro.conf.Positional], num_videos: int = 64, docs: Path = Path("docs")
 ) -> None:
     """Write docs/association.json and the table of docs/matching.md, of checkpoints of pairs of frames."""
+    if num_videos < 2:
+        raise SystemExit(f"--num-videos is {num_videos}; a standard error needs at least 2")
     record = docs / "association.json"
     results = json.loads(record.read_text()) if record.is_file() else {}
     for checkpoint in checkpoints:

@@ -184,7 +184,8 @@ def chain(name: str) -> list[str]:
 def curves(results: dict[str, Any]) -> dict[str, Any]:
     """Return the validation curves of runs of preset `movi` over the steps of all stages."""
     names = (f"{kind}-{seed}" for kind in CURVES for seed in SEEDS)
-    return {name: {"curve": join_curves(results, chain(name))} for name in names if name in results}
+    known = [name for name in names if all(each in results for each in chain(name))]
+    return {name: {"curve": join_curves(results, chain(name))} for name in known}
 
 
 RUN_NAMES = (

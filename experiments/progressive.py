@@ -21,7 +21,7 @@ The variants:
     plain            preset `clevr` on plain scenes; self-training, three times, follows the second stage
     plain-long       the same for longer with half of the resolution, then self-training with it
     plain-direct     full resolution only, then self-training with labels that are grown over the background
-    plain-full       the same for longer, which takes about 20 minutes of a GPU that nothing shares
+    plain-full       the same for longer
     plain-taught     half, full, from the first step on with grown labels of the checkpoint `plain-128`
 """
 

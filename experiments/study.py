@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple, TypeVar
@@ -27,6 +28,8 @@ from experiments.jobs import Process, run_processes, start_process
 
 SEEDS = (0, 1, 2)
 NUM_RENDERS = 100  # the last images of a folder
+# Options of the command, not of a run.
+COMMAND_OPTIONS = frozenset(["docs", "match", "jobs", "stop_after", "write", "one", "quick", "figure", "tracks_figure"])
 NUM_VIDEOS = 64  # at most, of test data that are videos: a video has many frames
 
 Config = TypeVar("Config", bound=RunConfig)
@@ -126,20 +129,9 @@ def print_end(name: str, code: int, waiting: int) -> None:
 
 def flags(options: Options) -> list[str]:
     """Return the options of one run's process."""
-    own = {
-        "docs",
-        "match",
-        "jobs",
-        "stop_after",
-        "write",
-        "one",
-        "quick",
-        "figure",
-        "tracks_figure",
-    }  # of the command, not of a run
     found = []
     for name, value in vars(options).items():
-        if name not in own and value is not None:
+        if name not in COMMAND_OPTIONS and value is not None:
             found += [f"--{name.replace('_', '-')}", str(value)]
     return [*found, "--quick"] if options.quick else found
 
@@ -307,10 +299,10 @@ def curve(folder: Path) -> list[list[float]]:
 
 
 def join_curves(results: Mapping[str, Any], names: Iterable[str]) -> list[list[float]]:
-    """Return the validation curve of runs that begin with each other, over the steps of all."""
+    """Return the validation curve of runs that begin with each other, up to the first without results."""
     joined: list[list[float]] = []
     start = 0
-    for run in (results[name] for name in names if name in results):
+    for run in map(results.__getitem__, takewhile(results.__contains__, names)):
         joined += [[start + step, *metrics] for step, *metrics in run["curve"]]
         start += run["steps"]
     return joined
@@ -387,4 +379,5 @@ def spread(values: list[float]) -> str:
     if not values:
         return ""
     low, middle, high = (100 * value for value in (min(values), mean(values), max(values)))
+    middle = round(middle, 1) + 0.0  # no -0.0
     return f"{middle:.1f}" if len(values) == 1 else f"{middle:.1f} ({low:.1f} to {high:.1f})"

@@ -43,7 +43,7 @@ from cutslots.training.augment import MAX_LABELS
 from cutslots.training.config import RunConfig
 from cutslots.training.losses import Loss
 
-FORMAT = 2
+FORMAT = 3  # raised when labels change: older ones in cache folders are made again
 IMAGES_PER_BATCH = {"cuda": 256}  # labelled at once; 16 on other devices
 VIDEOS_PER_BATCH = {"cuda": 64}  # 1 on other devices
 

@@ -38,10 +38,13 @@ def test_two_labels_of_an_object_are_one_only_many_to_one():
     assert ari_fg_by_true_masks(truth, labels, one_to_one=True) == pytest.approx(expected)
 
 
-def test_a_label_without_pixels_in_objects_is_no_object():
-    truth = torch.tensor([[[0, 1, 1, 2, 2, 0]], [[0, 1, 1, 2, 2, 0]]])
-    labels = torch.tensor([[[5, 3, 3, 3, 3, 4]]] * 2)  # two objects in one label, and labels of the background alone
-    assert ari_fg_by_true_masks(truth, labels, one_to_one=True) == ari_fg_by_true_masks(truth, labels)
+def test_a_label_is_not_named_after_an_object_that_it_does_not_cover():
+    """One to one, objects have labels 3 and 6. In the first frame label 6 covers only a pixel of the first object."""
+    truth = torch.tensor([[[1, 1, 1, 1, 1, 1, 2, 2]]] * 2)
+    labels = torch.tensor([[[3, 3, 3, 3, 3, 6, 3, 3]], [[3, 3, 3, 3, 3, 3, 6, 6]]])
+    as_found = torch.tensor([[[1, 1, 1, 1, 1, 5, 1, 1]], [[1, 1, 1, 1, 1, 1, 2, 2]]])
+    expected, named = (float(video_metrics(truth[None], each[None])["ari_fg"]) for each in (as_found, labels))
+    assert ari_fg_by_true_masks(truth, labels, one_to_one=True) == pytest.approx(expected) != pytest.approx(named)
 
 
 def test_scores_are_those_of_the_metrics_of_videos():
@@ -54,6 +57,16 @@ def test_scores_are_those_of_the_metrics_of_videos():
         assert found[name] == pytest.approx(float(video_metrics(truth, labels)["ari_fg"])), name
         assert found["many_to_one"] >= found["one_to_one"] > found[name] - 1e-9, name
     assert found["learned_ahead"] == found["learned"] - found["hungarian"]
+
+
+@pytest.mark.parametrize(
+    "checkpoint, num_videos, message",
+    [("tiny-64", 2, "tiny-64 has no learned matching"), ("moving-128", 1, "--num-videos is 1")],
+)
+def test_what_cannot_be_evaluated_is_named(tmp_path, checkpoint, num_videos, message):
+    with pytest.raises(SystemExit, match=message):
+        association.main((checkpoint,), num_videos, tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 def test_main_writes_the_record_and_the_table(tmp_path, monkeypatch):

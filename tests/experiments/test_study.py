@@ -10,12 +10,14 @@ import torch
 from PIL import Image
 
 from cutslots.evaluation import evaluate
+from cutslots.evaluation.visualize import visualize_videos
 from cutslots.models.checkpoints import load, save
 from cutslots.models.discovery import build
 from cutslots.scenes import Scenes
 from cutslots.scenes.export import generate
 from cutslots.training import loop
 from cutslots.training.presets import PRESETS
+from cutslots.viz.images import encode_png, image_grid
 from experiments import comparison, matching, matching_options, preset, progressive, self_training, study, weights
 from experiments.study import SEEDS, Options, collect, flags, is_complete, run_study
 from tests.experiments.test_table import differences
@@ -40,6 +42,8 @@ def test_options_of_a_process_are_those_of_its_run():
     )
     expected = ["--runs", "runs", "--plain-renders", "renders", "--num-images", "7", "--initial", weights.INITIAL]
     assert flags(given) == [*expected, "--quick"]
+    drawn = matching.MatchingOptions(Path("runs"), figure="x", tracks_figure="y")
+    assert "x" not in flags(drawn) and "y" not in flags(drawn)
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -269,12 +273,18 @@ def test_the_first_run_of_preset_movi_begins_with_random_weights(tmp_path):
 
 
 def test_curves_of_preset_movi_begin_with_single_frames():
-    stages = {"movi-eleven-0": 6, "movi-eleven-tracks-0": 8, "movi-taught-1": 5}
+    stages = {"movi-eleven-0": 6, "movi-eleven-tracks-0": 8, "movi-taught-1": 5, "movi-taught-tracks-2": 8}
     results = {name: {"steps": steps, "curve": [[steps, 0.5, 0.6]]} for name, steps in stages.items()}
     found = matching.curves(results)
     assert {name: [step for step, *_ in each["curve"]] for name, each in found.items()} == {
         "movi-eleven-tracks-0": [6, 14]
-    }
+    }, "the second begins with a run without results"
+
+
+def test_curves_end_before_a_run_without_results():
+    results = {name: {"steps": 3, "curve": [[2, 0.5, 0.6]]} for name in "ac"}
+    assert study.join_curves(results, "abc") == [[2, 0.5, 0.6]]
+    assert study.join_curves(results, "ac") == [[2, 0.5, 0.6], [5, 0.5, 0.6]]
 
 
 @pytest.mark.parametrize("draw", [matching.draw_pairs, matching.draw_tracks])
@@ -285,6 +295,22 @@ def test_figures_of_matched_frames(tmp_path, draw):
     size = PAIRS.image_size[0]
     assert height // size == 4, "two frames of each video"
     assert width // size == (4 if draw is matching.draw_pairs else 5)
+
+
+def test_figure_of_tracks_shows_frames_5_and_20_by_learned_matching(tmp_path, monkeypatch):
+    found = []
+
+    def visualize(*arguments):
+        found.append((arguments[-1], visualize_videos(*arguments)))
+        return found[0][1]
+
+    save(build(PAIRS), tmp_path)
+    monkeypatch.setattr(matching, "visualize_videos", visualize)
+    matching.draw_tracks(tmp_path, tmp_path / "figure.png", num_videos=1)
+    [(association, output)] = found
+    rows = [list(output.videos[0].panels(i).values())[:5] for i in (5, 20)]
+    assert association == "learned"
+    assert (tmp_path / "figure.png").read_bytes() == encode_png(image_grid(rows))
 
 
 # ------------------------------------------------------------------------------------------------- progressive training

@@ -221,6 +221,19 @@ def test_area_maximises_the_sum_of_smaller_areas_times_cosines(rng):
     assert torch.equal(outputs[1].slots[0], t[list(best)])
 
 
+def test_area_weighs_pairs_by_the_smaller_area():
+    """With harmonic means of areas the two slots would change places."""
+    first = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0]])
+    second = torch.tensor([[0.14, 0.9, 0.1704**0.5, 0], [0, 0, 0, 1]])  # unit vectors
+    labels = (torch.arange(SIDE) >= torch.tensor([[SIDE - 1], [SIDE // 2]])).long()  # areas 15/16, 1/16 and 1/2, 1/2
+    masks = F.one_hot(labels[:, None].expand(2, SIDE, SIDE), 2).movedim(-1, 1).float()
+    a, b = masks.mean((-1, -2))
+    harmonic = (2 * a[:, None] * b / (a[:, None] + b)) * (first @ second.T)
+    assert harmonic.trace() < harmonic.fliplr().trace()
+    model = model_with("images", torch.stack([first, second])[None], masks[None])
+    assert torch.equal(track_clip(model, numbered_frames(1, 2), "area")[1].slots[0], second)
+
+
 def test_hungarian_compares_with_the_previous_frame_only():
     """Two orthogonal slots turn by 70 degrees a frame: a running mean would lag behind and swap them."""
     turn = torch.arange(FRAMES) * torch.pi * 70 / 180
