@@ -22,7 +22,7 @@ The variants:
     plain-long       the same for longer with half of the resolution, then self-training with it
     plain-direct     full resolution only, then self-training with labels that are grown over the background
     plain-full       the same for longer
-    plain-taught     half, full, from the first step on with grown labels of the checkpoint `plain-128`
+    plain-taught     half, full, from the first step on with grown labels of the checkpoint `plain-128`, three seeds
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ PLAIN_STAGES = {
     },
     "plain-taught": {
         "half": f"{GROWN} --num-images 16000 --max-steps 6000 --lr-decay-steps 6000 {HALF}",
-        "full": f"{GROWN} --num-images 16000 --max-steps 8000 --lr-decay-steps 2000",
+        "full": f"{GROWN} --num-images 32000 --max-steps 16000 --lr-decay-steps 4000",
     },
 }
 TEACHERS = {"plain-taught": "plain-128"}  # of all stages
@@ -93,7 +93,7 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...], tuple[int, ...]]] = {  # options
     "plain-long": ("clevr", ("half", "self-1"), (0,)),
     "plain-direct": ("clevr", ("full", "self-1"), (0,)),
     "plain-full": ("clevr", ("full", "self-1"), (0,)),
-    "plain-taught": ("clevr", ("half", "full"), (0,)),
+    "plain-taught": ("clevr", ("half", "full"), SEEDS),
 }
 NAMES = {
     "cut-full": "`clevrtex`",
