@@ -294,7 +294,7 @@ def main(
     methods: tuple[str, ...] = tuple(METHODS),
     docs: Path | None = None,
 ) -> None:
-    """Train and evaluate every method, print the table, write results.jsonl, summary.json, cora.png and cora.md.
+    """Train and evaluate every method, print the table, write results.jsonl, summary.json, cora.json, .png and .md.
 
     Args:
         source: A folder with cora.content and cora.cites or with ind.cora.*, or an instances.npz.
@@ -302,7 +302,7 @@ def main(
         seeds: Number of seeds of every method.
         jobs: Number of processes.
         methods: Methods to run.
-        docs: Write cora.md and img/cora.png to this folder too.
+        docs: Write cora.md, cora.json and img/cora.png to this folder too.
     """
     unknown = [name for name in methods if name not in METHODS]
     if unknown:
@@ -401,12 +401,22 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def make_record(lines: list[dict[str, Any]], methods: Iterable[str]) -> dict[str, Any]:
+    """Return the citations found by each method with seeds from 0 on, and the facts of the runs."""
+    ordered = sorted(lines, key=lambda line: line["seed"])
+    found = {name: [line["objective"] for line in ordered if line["method"] == name] for name in methods}
+    minutes = sum(line.get("seconds", 0) for line in lines) / 60
+    facts = {"date": f"{datetime.date.today()}", "torch": torch.__version__, "device": "1 CPU threads"}
+    return facts | {"minutes": round(minutes), "citations_found": found}
+
+
 def write_docs(folder: Path, text: str, instances: Instances, lines: list[Any], methods: Iterable[str]) -> None:
     figure = folder / "img" / "cora.png"
     figure.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(figure, box_plot(lines, [name for name in methods if name != "upper bound"]))
-    known = {"pairs": "\n".join(differences(lines)), "torch": torch.__version__}
-    known |= {"date": f"{datetime.date.today()}", "spent": f"{sum(line.get('seconds', 0) for line in lines) / 60:.0f}"}
+    record = make_record(lines, methods)
+    write_atomically(folder / "cora.json", json.dumps(record, indent=1).encode())
+    known = {"pairs": "\n".join(differences(lines)), **{name: record[name] for name in ("date", "torch", "minutes")}}
     known |= {name.split()[0]: f"{value:.1f}" for name, value in cora_data.facts(instances).items()}
     write_atomically(folder / "cora.md", PAGE.format(table=text, **known).encode())
 
@@ -424,7 +434,8 @@ citations cross an instance on average.
 
     python -m experiments.cora --source DATA --docs docs
 
-{date}, torch {torch}, seeds from 0 on; {spent} minutes of one CPU core in total.
+{date}, torch {torch}, seeds from 0 on; {minutes} minutes of one CPU core in total. The record is
+[cora.json](cora.json).
 
 {table}
 

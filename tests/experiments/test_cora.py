@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import osqp
@@ -116,9 +117,20 @@ def test_command_runs_missing_seeds(tmp_path):
     )
     file.write_text("\n".join([*lines[:2], lines[2][:10]]) + "\n")
     cora.main(tmp_path / "a.npz", tmp_path / "out", seeds=2, jobs=1, methods=methods)
+    record = json.loads((tmp_path / "out" / "cora.json").read_text())
+    assert {name: len(found) for name, found in record["citations_found"].items()} == dict.fromkeys(methods, 2)
     again = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
     assert {(x["method"], x["seed"]) for x in again} == {(m, s) for m in methods for s in (0, 1)}
     with pytest.raises(SystemExit, match="there is no 'nothing'"):
         cora.main(tmp_path / "a.npz", tmp_path / "out", methods=("nothing",))
     with pytest.raises(SystemExit, match=r"source: .*b\.npz holds no instances"):
         cora.main(tmp_path / "b.npz", tmp_path / "out")
+
+
+def test_page_in_the_repository_is_that_of_its_record():
+    docs = Path(__file__).parents[2] / "docs"
+    found = json.loads((docs / "cora.json").read_text())["citations_found"]
+    lines = [{"method": m, "seed": i, "objective": x} for m, values in found.items() for i, x in enumerate(values)]
+    page = (docs / "cora.md").read_text()
+    assert list(found) == list(cora.METHODS)
+    assert cora.table(cora.summary(lines, found)) in page and "\n".join(cora.differences(lines)) in page
