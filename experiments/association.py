@@ -101,7 +101,7 @@ def evaluate(checkpoint: str, num_videos: int) -> dict[str, Any]:
         for index in bar.track(range(num_videos), description=checkpoint):
             image, truth = data.get_batch([index], device)
             scores.append(video_scores(model, image[0], truth[0]))
-    found = {"num_slots": model.num_slots, "num_videos": num_videos, **facts_of_device()}
+    found = {"checkpoint": checkpoint, "num_slots": model.num_slots, "num_videos": num_videos, **facts_of_device()}
     return found | {"ari_fg": {name: mean_and_error([score[name] for score in scores]) for name in COLUMNS}}
 
 
@@ -115,12 +115,12 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return a row for each checkpoint: means in percent and their standard errors."""
-    rows = [f"| checkpoint | slots | {' | '.join(COLUMNS.values())} |", "|" + "---|" * (2 + len(COLUMNS))]
-    for name, result in results.items():
+    """Return a row for each evaluation: means in percent and their standard errors."""
+    rows = [f"| checkpoint | slots | videos | {' | '.join(COLUMNS.values())} |", "|" + "---|" * (3 + len(COLUMNS))]
+    for result in results.values():
         pairs = (result["ari_fg"][column] for column in COLUMNS)
         cells = " | ".join(f"{100 * middle:.1f} ± {100 * error:.1f}" for middle, error in pairs)
-        rows.append(f"| `{name}` | {result['num_slots']} | {cells} |")
+        rows.append(f"| `{result['checkpoint']}` | {result['num_slots']} | {result['num_videos']} | {cells} |")
     return "\n".join(rows) + "\n"
 
 
@@ -133,7 +133,7 @@ def main(
     record = docs / "association.json"
     results = json.loads(record.read_text()) if record.is_file() else {}
     for checkpoint in checkpoints:
-        results[checkpoint] = evaluate(checkpoint, num_videos)
+        results[f"{checkpoint}, {num_videos} videos"] = evaluate(checkpoint, num_videos)
         write_atomically(record, json.dumps(results, indent=1).encode())
     write_table(docs / "matching.md", table(results), "associations")
 

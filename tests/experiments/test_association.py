@@ -1,6 +1,7 @@
 """Associations of slots over time, those of `Tracker` and by the true masks."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from cutslots.evaluation.metrics import video_metrics
 from cutslots.models.tracker import track_clip
 from experiments import association
 from experiments.association import ari_fg_by_true_masks, video_scores
+from experiments.study import marks
 
 
 @pytest.mark.parametrize("one_to_one", [False, True])
@@ -79,8 +81,15 @@ def test_main_writes_the_record_and_the_table(tmp_path, monkeypatch):
     lines = page.read_text().splitlines()
     assert lines[0] == "before" and lines[-1] == "after" and "old" not in lines
     assert lines[4:6] == [
-        "| `moving-128` | 11 |" + " 50.0 ± 25.0 |" * 6,
-        "| `moving-paper-128` | 8 |" + " 50.0 ± 0.0 |" * 6,
+        "| `moving-128` | 11 | 2 |" + " 50.0 ± 25.0 |" * 6,
+        "| `moving-paper-128` | 8 | 2 |" + " 50.0 ± 0.0 |" * 6,
     ]
-    record = json.loads((tmp_path / "association.json").read_text())
-    assert record["moving-128"]["ari_fg"]["area"] == [0.5, 0.25] and record["moving-128"]["num_videos"] == 2
+    record = json.loads((tmp_path / "association.json").read_text())["moving-128, 2 videos"]
+    assert record["ari_fg"]["area"] == [0.5, 0.25] and record["num_videos"] == 2
+
+
+def test_page_in_the_repository_is_that_of_its_record():
+    docs = Path(__file__).parents[2] / "docs"
+    results = json.loads((docs / "association.json").read_text())
+    start, end = marks("associations")
+    assert start + association.table(results) + end in (docs / "matching.md").read_text()
