@@ -294,7 +294,7 @@ def main(
     methods: tuple[str, ...] = tuple(METHODS),
     docs: Path | None = None,
 ) -> None:
-    """Train and evaluate every method, print the table, write results.jsonl, summary.json, cora.json, .png and .md.
+    """Train and evaluate every method, print the table, write results.jsonl, cora.json, cora.png and cora.md.
 
     Args:
         source: A folder with cora.content and cora.cites or with ind.cora.*, or an instances.npz.
@@ -328,13 +328,11 @@ def main(
             done[line["method"], line["seed"]] = line
             bar.advance(task)
     wanted = [line for line in done.values() if line["method"] in methods and line["seed"] < seeds]
-    rows = summary(wanted, methods)
-    write_atomically(out / "summary.json", json.dumps(rows, indent=1).encode())
-    text = table(rows)
+    text = table(summary(wanted, methods))
     print(text)
     for folder in (out, docs) if docs else (out,):
         write_docs(folder, text, instances, wanted, methods)
-    print(f"wrote {file}, {out / 'summary.json'}, {(docs or out) / 'cora.md'}")
+    print(f"wrote {file}, {(docs or out) / 'cora.md'}")
 
 
 _INSTANCES: Instances | None = None
