@@ -48,6 +48,7 @@ SLOT_ATTENTION_LR = {  # learning rates and warm-up steps
 CHECKPOINTS = {"plain": "plain-128", "textured": "textured-128"}
 EVALUATIONS = (
     "cutslots evaluate plain-128 --data plain --num-images 500",
+    "cutslots evaluate plain-paper-128 --data plain --num-images 500",
     "cutslots evaluate textured-128 --data textured ood camo --num-images 500",
     "cutslots evaluate textured-paper-128 --data textured ood camo --num-images 500",
     "cutslots evaluate tiny-64 --data plain:2-5 --num-images 128",
@@ -55,7 +56,12 @@ EVALUATIONS = (
     "cutslots evaluate moving-paper-128 --data moving --num-images 64 --association learned",
 )
 # The checkpoints that are evaluated on renders, and the family that the renders resemble.
-RENDERED = {"plain-128": "plain", "textured-128": "textured", "textured-paper-128": "textured"}
+RENDERED = {
+    "plain-128": "plain",
+    "plain-paper-128": "plain",
+    "textured-128": "textured",
+    "textured-paper-128": "textured",
+}
 FAMILIES = ("plain", "textured", "ood", "camo")
 FIGURES = {  # file: checkpoint and family
     "results-plain.png": ("plain-128", "plain"),

@@ -317,6 +317,7 @@ def test_figure_of_tracks_shows_frames_5_and_20_by_learned_matching(tmp_path, mo
 
 
 BEFORE = {"half": "quarter", "full": "half", "self-1": "full", "self-2": "self-1", "self-3": "self-2"}
+ELSEWHERE = {"penalty": "cut-quarter", "plain-narrow": "plain-full-full"}  # variants that begin with a stage of another
 
 
 def test_every_stage_begins_with_the_one_before(tmp_path):
@@ -325,12 +326,11 @@ def test_every_stage_begins_with_the_one_before(tmp_path):
         variant, stage, seed = progressive.split_name(name)
         config = progressive.run_config(name, options)
         config.validate()
-        first = stage == progressive.VARIANTS[variant][1][0] and variant != "penalty"
-        before = None if first else BEFORE[stage]
-        if variant.startswith("plain") and stage == "self-1":
-            before = "full" if variant in ("plain-direct", "plain-full") else "half"
-        shared = "cut" if (variant, stage) == ("penalty", "half") else variant
-        expected = [] if before is None else [tmp_path / f"{shared}-{before}-{seed}"]
+        first = stage == progressive.VARIANTS[variant][1][0]
+        before = f"{variant}-{BEFORE[stage]}" if not first else ELSEWHERE.get(variant)
+        if variant in ("plain", "plain-long") and stage == "self-1":
+            before = f"{variant}-half"
+        expected = [] if before is None else [tmp_path / f"{before}-{seed}"]
         needed = study.needed_runs(config, tmp_path)
         assert needed == (2 * expected if stage.startswith("self") else expected)
         assert (config.teacher == "plain-128") == (variant == "plain-taught")

@@ -22,7 +22,15 @@ from cutslots.scenes import Scenes
 from tests.models.configs import PAIRS, SMALL, SPACETIME, TINY
 from tests.models.test_checkpoints import assert_holds
 
-NAMES = ["moving-128", "moving-paper-128", "plain-128", "textured-128", "textured-paper-128", "tiny-64"]
+NAMES = [
+    "moving-128",
+    "moving-paper-128",
+    "plain-128",
+    "plain-paper-128",
+    "textured-128",
+    "textured-paper-128",
+    "tiny-64",
+]
 
 
 @pytest.fixture

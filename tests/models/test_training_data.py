@@ -109,6 +109,7 @@ def test_damaged_file(tmp_path, content):
 FAMILIES = {
     "tiny-64": ("plain", (2, 5)),
     "plain-128": ("plain", None),
+    "plain-paper-128": ("plain", None),
     "textured-128": ("textured", None),
     "textured-paper-128": ("textured", None),
     "moving-128": ("moving", None),
