@@ -317,7 +317,7 @@ def test_figure_of_tracks_shows_frames_5_and_20_by_learned_matching(tmp_path, mo
 
 
 BEFORE = {"half": "quarter", "full": "half", "self-1": "full", "self-2": "self-1", "self-3": "self-2"}
-ELSEWHERE = {"penalty": "cut-quarter", "plain-narrow": "plain-full-full"}  # variants that begin with a stage of another
+ELSEWHERE = {"penalty": "cut-quarter", "plain-light": "plain-full-full"}  # variants that begin with a stage of another
 
 
 def test_every_stage_begins_with_the_one_before(tmp_path):
