@@ -9,7 +9,7 @@ Variants go through some of these stages. Each stage begins with the weights of 
     half       half of the resolution
     full       the paper's decoder
     self-1     self-training: the teacher is the stage before
-    self-2     once more, with twice the steps; labels merge more slots into the background
+    self-2     once more; in `cut` with twice the steps, and labels merge more slots into the background
 
 The variants:
 
@@ -22,7 +22,7 @@ The variants:
     plain-long       the same for longer with half of the resolution, then self-training with it
     plain-direct     full resolution only, then self-training with labels that are grown over the background
     plain-full       the same for longer
-    plain-light      begins with its first stage; more steps with labels of a smaller weight
+    plain-light      begins with `plain-full-full`; a tenth of the label weight, default refinement, more steps
     plain-taught     half, full, from the first step on with grown labels of the checkpoint `plain-128`, three seeds
 """
 
@@ -63,11 +63,8 @@ GROWN = (
     "--batch-size 32 --loss.label-weight 0.03 --horizontal-flips --label-pixel-sigma 0.5 --label-merge-threshold 0.1 "
     "--label-background-threshold 1.2 --label-dilation 2 --eval-every 2000"
 )
-# Labels with the default refinement are better than those (docs/log.md), and a smaller weight is for more steps.
-LIGHT = (
-    "--batch-size 64 --num-images 50000 --loss.label-weight 0.003 --horizontal-flips --label-dilation 2 "
-    "--eval-every 3000"
-)
+# Default refinement gives better labels than these (docs/log.md); a smaller weight, a higher mIoU (self_training.md).
+LIGHT = "--batch-size 64 --num-images 50000 --loss.label-weight 0.003 --horizontal-flips --eval-every 3000"
 PLAIN_STAGES = {
     "plain": dict.fromkeys(("self-1", "self-2", "self-3"), PLAIN_SELF),
     "plain-long": {
@@ -84,7 +81,7 @@ PLAIN_STAGES = {
         "self-2": f"{GROWN} --num-images 16000 --max-steps 10000 --lr-decay-steps 2500",
     },
     "plain-light": {
-        "self-1": f"{LIGHT} --max-steps 30000 --lr-decay-steps 10000",
+        "self-1": f"{LIGHT} --label-dilation 2 --max-steps 30000 --lr-decay-steps 10000",
         "self-2": f"{LIGHT} --max-steps 8000 --lr-decay-steps 2000",
     },
     "plain-taught": {
@@ -93,7 +90,8 @@ PLAIN_STAGES = {
     },
 }
 TEACHERS = {"plain-taught": "plain-128"}  # of all stages
-FIRST_STAGES = {"penalty": "cut-quarter", "plain-light": "plain-full-full"}  # of another variant
+# Variants that begin with a stage of another.
+FIRST_STAGES = {"penalty": "cut-quarter", "plain-light": "plain-full-full"}
 UP_TO_FULL = ("quarter", "half", "full")
 VARIANTS: dict[str, tuple[str, tuple[str, ...], tuple[int, ...]]] = {  # options, stages and seeds
     "cut": ("clevrtex", (*UP_TO_FULL, "self-1", "self-2"), SEEDS),
@@ -126,8 +124,8 @@ NAMES = {
     "plain-full-full": "`clevr`, full resolution, longer",
     "plain-full-self-1": "`clevr`, full resolution, longer, wide labels",
     "plain-full-self-2": "`clevr`, full resolution, longer, wide labels twice",
-    "plain-light-self-1": "`clevr`, full resolution, longer, light labels",
-    "plain-light-self-2": "`clevr`, full resolution, longer, light labels twice",
+    "plain-light-self-1": "`clevr`, full resolution, longer, smaller label weight",
+    "plain-light-self-2": "`clevr`, full resolution, longer, smaller label weight, twice",
     "plain-taught-full": "`clevr`, wide labels of `plain-128`",
 }
 

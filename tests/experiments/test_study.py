@@ -327,7 +327,7 @@ def test_every_stage_begins_with_the_one_before(tmp_path):
         config = progressive.run_config(name, options)
         config.validate()
         first = stage == progressive.VARIANTS[variant][1][0]
-        before = f"{variant}-{BEFORE[stage]}" if not first else ELSEWHERE.get(variant)
+        before = ELSEWHERE.get(variant) if first else f"{variant}-{BEFORE[stage]}"
         if variant in ("plain", "plain-long") and stage == "self-1":
             before = f"{variant}-half"
         expected = [] if before is None else [tmp_path / f"{before}-{seed}"]

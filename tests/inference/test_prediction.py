@@ -139,8 +139,8 @@ def test_background_is_the_slot_with_the_most_border_pixels():
 
 
 def test_background_of_scenes_is_the_true_one(scenes):
-    """Of four checkpoints, for refined masks: the slot that holds most of the true background."""
-    for name in ("tiny-64", "plain-128", "textured-128", "textured-paper-128"):
+    """Of five checkpoints, for refined masks: the slot that holds most of the true background."""
+    for name in ("tiny-64", "plain-128", "plain-paper-128", "textured-128", "textured-paper-128"):
         model = load(name)
         family = "textured" if name.startswith("textured") else "plain"
         sample = Scenes(family, "val", model.image_size[0], count=8, num_objects=(2, 5)).get_batch(range(8))
