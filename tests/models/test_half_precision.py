@@ -52,11 +52,19 @@ def test_cuts_and_masks_stay_in_float32(name):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("checkpoint", checkpoint_names())
 def test_trained_models_find_the_same_objects(checkpoint, dtype):
+    """Rounding decides which of two slots has a pixel that they share to within the tolerance: these are left out.
+
+    Most of them are background: that of plain-paper-128 is shared by several slots, and 5 % of the pixels are such.
+    """
     model = load(checkpoint)
     family = "textured" if "textured" in checkpoint else "plain"
     image = Scenes(family, "test", model.image_size).get_batch(np.arange(1)).image
     expected, output = run_seeded(model, image), run_seeded(model.to(dtype), image)
-    assert (output.masks.argmax(1) == expected.masks.argmax(1)).float().mean() > 0.99
+    first, second = expected.masks.topk(2, dim=1).values.unbind(1)
+    clear = first - second > TOLERANCE
+    same = output.masks.argmax(1) == expected.masks.argmax(1)
+    assert clear.float().mean() > 0.9
+    assert same[clear].float().mean() > {torch.float16: 0.9999, torch.bfloat16: 0.997}[dtype]
     error = (output.reconstruction - expected.reconstruction).square().mean().sqrt()
     assert error < {torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
 
