@@ -9,7 +9,7 @@ Variants go through some of these stages. Each stage begins with the weights of 
     half       half of the resolution
     full       the paper's decoder
     self-1     self-training: the teacher is the stage before
-    self-2     once more; in `cut` with twice the steps, and labels merge more slots into the background
+    self-2, 3  once more; in `cut` with twice the steps, and labels merge more slots into the background
 
 The variants:
 
