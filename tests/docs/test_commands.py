@@ -6,7 +6,7 @@ import pytest
 
 from cutslots.training.run_folder import MAY_CHANGE
 
-from .pages import PARSERS, TEXTS, commands, page_id, parse
+from .pages import PARSERS, ROOT, TEXTS, commands, page_id, parse
 
 
 def test_commands_are_found():
@@ -49,12 +49,14 @@ def output_folders(text):
 
 
 def test_no_two_commands_write_to_one_folder(folder):
+    """Neither of the pages nor of `make demo`, which a newcomer runs first."""
+    recipes = (ROOT / "Makefile").read_text().replace("\t$(BIN)/", "    ").replace("$(SEED)", "0")
     first = {}
-    for path in TEXTS:
-        for out, asked in output_folders(path.read_text()):
-            page, other = first.setdefault(out, (page_id(path), asked))
-            assert asked == other, f"{page_id(path)} and {page} write different things to {out}"
-    assert len(first) > 10
+    for name, text in [("Makefile", recipes), *((page_id(path), path.read_text()) for path in TEXTS)]:
+        for out, asked in output_folders(text):
+            page, other = first.setdefault(out, (name, asked))
+            assert asked == other, f"{name} and {page} write different things to {out}"
+    assert {"out/plain", "out/textured", "out/demo-0"} <= set(first) and len(first) > 10
 
 
 def test_help_of_other_slot_modules():
